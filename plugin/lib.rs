@@ -1,0 +1,1 @@
+//! pinrail: an NCCL network plugin over RDMA verbs.
