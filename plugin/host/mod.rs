@@ -6,6 +6,9 @@
 //! hosts.
 
 pub mod gid;
+pub mod limits;
+pub mod meminfo;
 pub mod netif;
 pub mod pci;
+pub mod smaps;
 pub mod sysfs;
