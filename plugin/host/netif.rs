@@ -174,7 +174,7 @@ fn complaint(interfaces: &[Interface], wanted: &Wanted) -> String {
     }
     let text = &wanted.filter.text;
     let idle = wanted.filter.unmatched(interfaces.iter().map(|i| i.name.as_str()));
-    if idle.is_empty() {
+    if idle.is_empty() || wanted.filter.exclude {
         format!("NCCL_SOCKET_IFNAME {text} leaves no running interface with an address{family}")
     } else {
         format!("NCCL_SOCKET_IFNAME {text}: there is no interface {}", idle.join(", "))
@@ -301,6 +301,8 @@ mod tests {
         }
         let both = [("NCCL_SOCKET_IFNAME", "eth0"), ("NCCL_SOCKET_FAMILY", "AF_INET6")];
         assert!(chosen(&[ETH], &both).contains("of family AF_INET6"));
+        let excluded = chosen(&[LO, ETH], &[("NCCL_SOCKET_IFNAME", "^eth,lo,bond")]);
+        assert!(excluded.contains("leaves no running interface"), "{excluded}");
         assert!(chosen(&[], &[]).ends_with("present: none"));
     }
 

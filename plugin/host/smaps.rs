@@ -214,6 +214,7 @@ VmFlags: rd ex wf um
         assert_eq!(smaps.at(0x55d0_c0a2_1000), None);
         assert_eq!(smaps.at(u64::MAX), None);
         assert_eq!(smaps.overlapping(0x55d0_c0a2_0000..0x7f3a_4000_0001).count(), 2);
+        assert_eq!(smaps.overlapping(0..0x55d0_c0a0_0000).count(), 0);
         assert_eq!(smaps.overlapping(5..5).count(), 0);
     }
 

@@ -216,6 +216,7 @@ mod tests {
         assert_eq!(chosen(&USUAL, &wanted()), 3);
         assert_eq!(chosen(&USUAL, &Wanted { family: Family::V6, ..wanted() }), 5);
         assert_eq!(chosen(&USUAL, &Wanted { version: 1, ..wanted() }), 2);
+        assert_eq!(chosen(&[("10.0.0.1", 2), ("10.0.0.2", 2), ("10.0.0.3", 2)], &wanted()), 0);
         let choice = choose_roce(&table(&USUAL), &wanted()).unwrap();
         assert_eq!(
             (choice.reason.as_str(), choice.warning),
