@@ -1,6 +1,7 @@
 //! Two-process measurements for NCCL network plugins: see `pinrail-bench --help`.
 
 mod cli;
+mod cpu;
 mod failure;
 mod host;
 mod link;
@@ -19,7 +20,8 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         None => sweep::run(&cli.sweep),
         Some(cli::Command::Rank(options)) => rank::serve(options.rank),
-        Some(cli::Command::Cpu(_) | cli::Command::CpuLoop(_)) => Ok(()),
+        Some(cli::Command::Cpu(options)) => cpu::run(&options),
+        Some(cli::Command::CpuLoop(options)) => cpu::run_loop(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

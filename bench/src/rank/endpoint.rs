@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::patience::Patience;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::net::{Handle, Listener, Member, Net, RecvComm, Registration, SendComm};
 use std::time::Duration;
 
@@ -19,34 +19,16 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Connects to the peer and accepts it, in turns: neither call may wait for the other.
+    /// Connects to the peer, accepts it and registers two buffers.
     pub fn connect(
         net: &Net,
         device: i32,
         listener: Listener,
-        mut handle: Handle,
+        handle: Handle,
         buffer: usize,
         timeout: Duration,
     ) -> Result<Self> {
-        let mut send = None;
-        let mut recv = None;
-        let mut patience = Patience::new(timeout);
-        while send.is_none() || recv.is_none() {
-            if send.is_none() {
-                send = net.connect(device, &mut handle)?;
-            }
-            if recv.is_none() {
-                recv = net.accept(listener)?;
-            }
-            patience.idle("connect", || {
-                let missing = if send.is_none() { "connect" } else { "accept" };
-                format!("{missing} did not return a comm")
-            })?;
-        }
-        let (Some(send), Some(recv)) = (send, recv) else {
-            return Err(Failure::new("connect", "a comm is missing"));
-        };
-        net.close_listener(listener)?;
+        let (send, recv) = pair(net, device, listener, handle, timeout)?;
         let outgoing = Buffer::new(buffer)?;
         let incoming = Buffer::new(buffer)?;
         // SAFETY: both buffers live in the endpoint until `close` has ended the registrations.
@@ -99,5 +81,35 @@ impl Endpoint {
         net.deregister_recv(self.recv, self.incoming_mr)?;
         net.close_send(self.send)?;
         net.close_recv(self.recv)
+    }
+}
+
+/// Connects to the handle and accepts on the listener, in turns: neither call may wait for the other. The listener is
+/// closed afterwards, as NCCL does.
+pub fn pair(
+    net: &Net,
+    device: i32,
+    listener: Listener,
+    mut handle: Handle,
+    timeout: Duration,
+) -> Result<(SendComm, RecvComm)> {
+    let mut send = None;
+    let mut recv = None;
+    let mut patience = Patience::new(timeout);
+    loop {
+        if send.is_none() {
+            send = net.connect(device, &mut handle)?;
+        }
+        if recv.is_none() {
+            recv = net.accept(listener)?;
+        }
+        if let (Some(send), Some(recv)) = (send, recv) {
+            net.close_listener(listener)?;
+            return Ok((send, recv));
+        }
+        patience.idle("connect", || {
+            let missing = if send.is_none() { "connect" } else { "accept" };
+            format!("{missing} did not return a comm")
+        })?;
     }
 }
