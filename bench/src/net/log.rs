@@ -1,6 +1,7 @@
 //! The plugin's log lines: shown on stderr under the rank's name, the last warning kept for the error message.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -60,7 +61,9 @@ unsafe extern "C" fn pinrail_bench_log_line(
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let Ok(mut state) = STATE.lock() else { return };
     if level <= VERBOSITY.load(Ordering::Relaxed) {
-        eprintln!("{}{}", state.prefix, text.trim_end());
+        // One write per line: both ranks share the terminal.
+        let line = format!("{}{}\n", state.prefix, text.trim_end());
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }
     if level == WARN {
         state.last_warning = Some(text.trim_end().to_owned());

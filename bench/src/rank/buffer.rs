@@ -20,7 +20,7 @@ pub struct Buffer {
 impl Buffer {
     /// Maps at least `size` bytes.
     pub fn new(size: usize) -> Result<Self> {
-        let page = rustix::param::page_size();
+        let page = page_size();
         let size = size.max(1).next_multiple_of(page);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe {
@@ -72,6 +72,13 @@ impl Drop for Buffer {
     }
 }
 
+/// The size of a page. From the C library: rustix looks it up beside the vDSO, which valgrind hides.
+fn page_size() -> usize {
+    // SAFETY: sysconf only reads.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
 /// SplitMix64: word `index` of the message whose key is `key`. Any byte at a wrong place or of a wrong message differs
 /// with probability 255/256, a wrong word practically always.
 fn word(key: u64, index: u64) -> u64 {
@@ -118,7 +125,7 @@ pub fn first_wrong(key: u64, bytes: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Buffer, fill, first_wrong, key};
+    use super::{Buffer, fill, first_wrong, key, page_size};
 
     #[test]
     fn finds_each_single_wrong_byte() {
@@ -136,6 +143,6 @@ mod tests {
     #[test]
     fn a_mapping_is_whole_pages() {
         let buffer = Buffer::new(5).expect("five bytes can be mapped");
-        assert_eq!(buffer.size() % rustix::param::page_size(), 0);
+        assert_eq!(buffer.size() % page_size(), 0);
     }
 }
