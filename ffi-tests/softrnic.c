@@ -1,0 +1,2 @@
+/* The software RNIC's own calls; see softrnic.h. */
+#include "softrnic.h"
