@@ -133,28 +133,37 @@ static bool ended_well(const struct role *role, int status)
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-void run_two(int version, struct role first, struct role second, void *argument)
+static void run_roles(int version, const struct role *roles, int count, void *argument)
 {
-    const struct role *roles[2] = {&first, &second};
-    int sockets[2];
-    pid_t pids[2];
+    int sockets[2], left = count;
+    pid_t pids[2] = {0};
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-    for (int i = 0; i < 2; i++) pids[i] = start_role(version, roles[i], sockets[i], sockets[1 - i], argument);
+    for (int i = 0; i < count; i++) pids[i] = start_role(version, &roles[i], sockets[i], sockets[1 - i], argument);
     close(sockets[0]);
     close(sockets[1]);
     alarm((unsigned)((case_seconds + 5) * deadline_scale())); /* theirs first: they know where they stand */
-    for (int left = 2; left > 0; left--) {
+    while (left-- > 0) {
         int status;
         pid_t pid = waitpid(-1, &status, 0);
         int i = pid == pids[0] ? 0 : 1;
-        CHECK(pid == pids[i]);
+        CHECK(pid > 0 && pid == pids[i]);
         pids[i] = 0;
-        if (ended_well(roles[i], status)) continue;
+        if (ended_well(&roles[i], status)) continue;
         if (pids[1 - i] > 0) kill(pids[1 - i], SIGKILL);
-        if (WIFSIGNALED(status)) FAIL("process \"%s\" died by signal %d (%s)", roles[i]->name, WTERMSIG(status),
+        if (WIFSIGNALED(status)) FAIL("process \"%s\" died by signal %d (%s)", roles[i].name, WTERMSIG(status),
                                       strsignal(WTERMSIG(status)));
-        FAIL("process \"%s\" ended with status %d", roles[i]->name, WEXITSTATUS(status));
+        FAIL("process \"%s\" ended with status %d", roles[i].name, WEXITSTATUS(status));
     }
+}
+
+void run_two(int version, struct role first, struct role second, void *argument)
+{
+    run_roles(version, (struct role[]){first, second}, 2, argument);
+}
+
+void run_one(int version, struct role role, void *argument)
+{
+    run_roles(version, &role, 1, argument);
 }
 
 void tell(int socket, const void *bytes, size_t size)
@@ -175,6 +184,14 @@ void hear(int socket, void *bytes, size_t size)
         if (n <= 0) FAIL("the other process is gone: %s", n < 0 ? strerror(errno) : "end of stream");
         done += (size_t)n;
     }
+}
+
+void hear_end(int socket)
+{
+    char byte;
+    ssize_t n;
+    while ((n = recv(socket, &byte, 1, 0)) < 0 && errno == EINTR) continue;
+    if (n > 0) FAIL("the other process says '%c' instead of going", byte);
 }
 
 void tell_step(int socket, char step)

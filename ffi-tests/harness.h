@@ -104,14 +104,18 @@ struct role {
 };
 /* Runs two processes joined by a socket pair. Returns when both ended as they should; fails as soon as one did not. */
 void run_two(int version, struct role first, struct role second, void *argument);
+/* One process of its own, for what a process can only do once, such as reading its settings. */
+void run_one(int version, struct role role, void *argument);
 
 /* Blocking transfer over the socket pair; the end of the stream is a failure ("the other process is gone"). */
 void tell(int socket, const void *bytes, size_t size);
 void hear(int socket, void *bytes, size_t size);
+/* Waits until the other process has closed its end, which a killed one has. */
+void hear_end(int socket);
 /* One letter, so that the two sides agree which step they are at. */
 void tell_step(int socket, char step);
 void hear_step(int socket, char step);
-/* Like tell and hear, and ends with both sides at the same point. */
+/* Both: afterwards the two sides are at the same point. */
 void meet(int socket, char step);
 
 /* ---- payload ------------------------------------------------------------------------------------------------- */
