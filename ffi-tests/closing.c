@@ -22,12 +22,7 @@ static void trio_open(const struct net *net, struct trio *trio)
     char handle[HANDLE] = {0};
     *trio = (struct trio){.pair.net = net};
     CHECK_OK(net_listen(net, 0, handle, &trio->listener));
-    WAIT_UNTIL(({
-                   if (!trio->pair.send) trio->pair.send = try_connect(net, 0, handle);
-                   if (!trio->pair.recv) trio->pair.recv = try_accept(net, trio->listener);
-                   trio->pair.send && trio->pair.recv;
-               }),
-               "a pair");
+    WAIT_UNTIL(pair_step(&trio->pair, 0, handle, trio->listener), "a pair");
 }
 
 static void close_one(const struct trio *trio, int which)

@@ -114,17 +114,17 @@ static void handle_is_128_bytes(int version)
     struct net net;
     net_start(&net, version);
     struct guarded handle = guarded_new(HANDLE, 0), sent = guarded_new(HANDLE, 0);
-    void *listener = NULL, *send = NULL, *recv = NULL;
+    struct pair pair = {.net = &net};
+    void *listener = NULL;
     CHECK_OK(net_listen(&net, 0, handle.data, &listener));
     memcpy(sent.data, handle.data, HANDLE); /* connect gets a copy, as on another rank */
-    WAIT_UNTIL((send = send ? send : try_connect(&net, 0, sent.data)) && (recv = try_accept(&net, listener)), "a pair");
+    WAIT_UNTIL(pair_step(&pair, 0, sent.data, listener), "a pair");
     for (int i = 0; i < 2; i++) {
         struct guarded *one = i ? &sent : &handle;
         memset(one->data, 0xC3, HANDLE); /* the guard byte: with it the whole buffer has to look untouched */
         CHECK_BUFFER(one, 0, 0);
     }
-    struct pair pair = {&net, send, recv}; /* and nothing refers to the handle any more */
-    pair_message(&pair, 100, 0, 1);
+    pair_message(&pair, 100, 0, 1); /* and nothing refers to the handle any more */
     CHECK_OK(net_close_listen(&net, listener));
     pair_close(&pair);
     net_stop(&net);
@@ -134,16 +134,15 @@ static void handle_is_128_bytes(int version)
 static void polls_never_block(int version)
 {
     struct net net;
+    struct pair pair = {.net = &net};
     char handle[HANDLE] = {0};
-    void *listener = NULL, *send = NULL, *recv = NULL;
+    void *listener = NULL;
     net_start(&net, version);
     CHECK_OK(net_listen(&net, 0, handle, &listener));
     for (int i = 0; i < 2000; i++) CHECK_PTR(try_accept(&net, listener), NULL);
-    for (int i = 0; i < 2000 && !send; i++) send = try_connect(&net, 0, handle);
-    WAIT_UNTIL((recv = try_accept(&net, listener), send = send ? send : try_connect(&net, 0, handle), recv && send),
-               "the pair, after many polls of one side alone");
+    for (int i = 0; i < 2000 && !pair.send; i++) pair.send = try_connect(&net, 0, handle);
+    WAIT_UNTIL(pair_step(&pair, 0, handle, listener), "the pair, after many polls of one side alone");
     CHECK_OK(net_close_listen(&net, listener));
-    struct pair pair = {&net, send, recv};
     pair_message(&pair, 100, 0, 1);
     pair_close(&pair);
     net_stop(&net);
@@ -385,12 +384,7 @@ static void strangers_on_the_socket(int version)
     fds[3] = stranger(port, "GET / HTTP/1.0\r\n\r\n", 18);
     fds[4] = stranger(port, noise, 64);
     close(fds[4]); /* gone again */
-    WAIT_UNTIL(({
-                   if (!pair.send) pair.send = try_connect(&net, 0, handle);
-                   if (!pair.recv) pair.recv = try_accept(&net, listener);
-                   pair.send && pair.recv;
-               }),
-               "the real peer, among strangers");
+    WAIT_UNTIL(pair_step(&pair, 0, handle, listener), "the real peer, among strangers");
     CHECK_OK(net_close_listen(&net, listener));
     pair_message(&pair, 1000, 0, 1);
     for (int i = 0; i < KINDS - 1; i++) close(fds[i]);

@@ -4,7 +4,8 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "pair.h"
 
@@ -283,6 +284,58 @@ static void others_are_not_touched(int version)
     desk_close(&desk);
 }
 
+/* ---- fork ---------------------------------------------------------------------------------------------------- */
+
+/* A child of the process has the communicators' memory but none of the device's rights: it is told so. */
+static void child_of_a_fork_is_refused(int version)
+{
+    struct desk desk;
+    int status;
+    desk_open(&desk, version);
+    void *receive = irecv(&desk.net, desk.pair.recv, desk.to.data, LENGTH, 0, desk.to_mr);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        void *request = GARBAGE, *mr = GARBAGE;
+        int done = 0;
+        memset(desk.to.data, 0xEE, LENGTH); /* its own copy */
+        CHECK_REFUSED(net_isend(&desk.net, desk.pair.send, desk.from.data, LENGTH, 0, desk.from_mr, &request));
+        CHECK_REFUSED(net_test(&desk.net, receive, &done, NULL));
+        CHECK_REFUSED(net_reg_mr(&desk.net, desk.pair.send, desk.from.data, LENGTH, NCCL_PTR_HOST, &mr));
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    void *send = isend(&desk.net, desk.pair.send, desk.from.data, LENGTH, 0, desk.from_mr);
+    CHECK_EQ(wait_size(&desk.net, send), LENGTH);
+    CHECK_EQ(wait_size(&desk.net, receive), LENGTH);
+    CHECK_BUFFER(&desk.to, LENGTH, 7);
+    desk_close(&desk);
+}
+
+/* A child that ends, as every system() and every data loader does, takes nothing from its parent. */
+static void child_of_a_fork_ends(int version)
+{
+    struct desk desk;
+    desk_open(&desk, version);
+    for (int i = 0; i < 20; i++) {
+        int status;
+        void *receive = irecv(&desk.net, desk.pair.recv, desk.to.data, LENGTH, 0, desk.to_mr);
+        guarded_reset(&desk.to);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0 && i % 2) _exit(0);
+        if (child == 0) exit(0); /* with its destructors */
+        void *send = isend(&desk.net, desk.pair.send, desk.from.data, LENGTH, 0, desk.from_mr);
+        CHECK_EQ(wait_size(&desk.net, send), LENGTH);
+        CHECK_EQ(wait_size(&desk.net, receive), LENGTH);
+        CHECK_BUFFER(&desk.to, LENGTH, 7);
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status, 0);
+    }
+    desk_close(&desk);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(communicators_confused),
     EACH(out_pointers_missing),
@@ -296,5 +349,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(failed_sender_stays_failed),
     EACH(failed_receiver_stays_failed),
     EACH(others_are_not_touched),
+    EACH(child_of_a_fork_is_refused),
+    EACH(child_of_a_fork_ends),
     {0},
 };

@@ -32,7 +32,7 @@ void *try_accept_(const struct net *net, void *listen_comm)
     return comm;
 }
 
-static bool both_ends(struct pair *pair, int dev, void *handle, void *listener)
+bool pair_step_(struct pair *pair, int dev, void *handle, void *listener)
 {
     if (!pair->send) pair->send = try_connect_(pair->net, dev, handle);
     if (!pair->recv) pair->recv = try_accept_(pair->net, listener);
@@ -46,7 +46,7 @@ void pair_open_(const struct net *net, int dev, struct pair *pair)
     *pair = (struct pair){.net = net};
     MUST(net_listen(net, dev, handle, &listener));
     CHECK(listener != NULL && listener != GARBAGE);
-    POLL(both_ends(pair, dev, handle, listener), "connect and accept, driven in one loop");
+    POLL(pair_step_(pair, dev, handle, listener), "connect and accept, driven in one loop");
     MUST(net_close_listen(net, listener));
 }
 

@@ -16,6 +16,8 @@ struct pair {
     const struct net *net;
     void *send, *recv;
 };
+/* One poll of whichever side is missing; true once both are there. */
+bool pair_step_(struct pair *pair, int dev, void *handle, void *listener);
 void pair_open_(const struct net *net, int dev, struct pair *pair);
 void pair_close_(struct pair *pair);
 
@@ -43,6 +45,7 @@ int wait_size_(const struct net *net, void *request);
 ncclResult_t wait_error_(const struct net *net, void *request);
 
 /* The call site is what a failure should name. */
+#define pair_step(...) (HERE(), pair_step_(__VA_ARGS__))
 #define pair_open(...) (HERE(), pair_open_(__VA_ARGS__))
 #define pair_close(...) (HERE(), pair_close_(__VA_ARGS__))
 #define dial(...) (HERE(), dial_(__VA_ARGS__))

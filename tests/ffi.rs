@@ -234,6 +234,8 @@ programs! {
             failed_sender_stays_failed,
             failed_receiver_stays_failed,
             others_are_not_touched,
+            child_of_a_fork_is_refused,
+            child_of_a_fork_ends,
         ],
         once: []
     }
