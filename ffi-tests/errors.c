@@ -293,8 +293,7 @@ static void child_of_a_fork_is_refused(int version)
     int status;
     desk_open(&desk, version);
     void *receive = irecv(&desk.net, desk.pair.recv, desk.to.data, LENGTH, 0, desk.to_mr);
-    pid_t child = fork();
-    CHECK(child >= 0);
+    int child = fork_child();
     if (child == 0) {
         void *request = GARBAGE, *mr = GARBAGE;
         int done = 0;
@@ -322,8 +321,7 @@ static void child_of_a_fork_ends(int version)
         int status;
         void *receive = irecv(&desk.net, desk.pair.recv, desk.to.data, LENGTH, 0, desk.to_mr);
         guarded_reset(&desk.to);
-        pid_t child = fork();
-        CHECK(child >= 0);
+        int child = fork_child();
         if (child == 0 && i % 2) _exit(0);
         if (child == 0) exit(0); /* with its destructors */
         void *send = isend(&desk.net, desk.pair.send, desk.from.data, LENGTH, 0, desk.from_mr);

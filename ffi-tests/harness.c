@@ -112,16 +112,23 @@ static void set_alarm(int seconds)
 
 static int case_seconds = CASE_SECONDS;
 
-static pid_t start_role(int version, const struct role *role, int own, int other, void *argument)
+int fork_child(void)
 {
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid > 0) return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    set_alarm(case_seconds); /* a child starts with no alarm */
+    return 0;
+}
+
+static pid_t start_role(int version, const struct role *role, int own, int other, void *argument)
+{
+    pid_t pid = fork_child();
+    if (pid > 0) return pid;
     process_name = role->name;
     close(other);
-    set_alarm(case_seconds); /* a child starts with no alarm */
     role->run(version, own, argument);
     fflush(NULL);
     exit(0);

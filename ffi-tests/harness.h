@@ -107,6 +107,9 @@ void run_two(int version, struct role first, struct role second, void *argument)
 /* One process of its own, for what a process can only do once, such as reading its settings. */
 void run_one(int version, struct role role, void *argument);
 
+/* fork, for tests about forking: the child dies with its parent and has the case's deadline. */
+int fork_child(void);
+
 /* Blocking transfer over the socket pair; the end of the stream is a failure ("the other process is gone"). */
 void tell(int socket, const void *bytes, size_t size);
 void hear(int socket, void *bytes, size_t size);
