@@ -35,9 +35,9 @@ static void close_one(const struct trio *trio, int which)
 
 static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
 
-static void expect_nothing_left(struct softrnic_counts before)
+static void expect_nothing_left(struct rnic_counts before)
 {
-    struct softrnic_counts after = softrnic_counts();
+    struct rnic_counts after = rnic_counts();
     CHECK_EQ(after.qps, before.qps);
     CHECK_EQ(after.cqs, before.cqs);
     CHECK_EQ(after.mrs, before.mrs);
@@ -59,7 +59,7 @@ static void any_order_when_idle(int version)
     struct trio trio;
     net_start(&net, version);
     warm_up(&net);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     for (int o = 0; o < 6; o++) {
         trio_open(&net, &trio);
         pair_message(&trio.pair, 1000, 0, (uint64_t)o);
@@ -76,7 +76,7 @@ static void any_order_with_receives_posted(int version)
     struct trio trio;
     net_start(&net, version);
     warm_up(&net);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     for (int o = 0; o < 6; o++) {
         trio_open(&net, &trio);
         struct guarded to = guarded_new((size_t)DEPTH * LENGTH, 0);
@@ -100,7 +100,7 @@ static void any_order_with_requests_untested(int version)
     struct trio trio;
     net_start(&net, version);
     warm_up(&net);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     for (int o = 0; o < 6; o++) {
         trio_open(&net, &trio);
         struct guarded from = guarded_new(LENGTH, 0), to = guarded_new(LENGTH, 0);
@@ -130,7 +130,7 @@ static void any_order_with_sends_held(int version)
     struct trio trio;
     net_start(&net, version);
     warm_up(&net);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     for (int o = 0; o < 6; o++) {
         enum { COUNT = 8 };
         void *receives[COUNT], *sends[COUNT];
@@ -140,7 +140,7 @@ static void any_order_with_sends_held(int version)
         void *to_mr = register_host(&net, trio.pair.recv, to.data, to.size);
         for (int i = 0; i < COUNT; i++)
             receives[i] = irecv(&net, trio.pair.recv, to.data + i * LENGTH, LENGTH, 0, to_mr);
-        softrnic_hold(true);
+        rnic_hold(true);
         for (int i = 0; i < COUNT; i++)
             sends[i] = isend(&net, trio.pair.send, from.data + i * LENGTH, LENGTH, 0, from_mr);
         for (int i = 0; i < COUNT; i++) CHECK(!is_done(&net, sends[i], NULL) && !is_done(&net, receives[i], NULL));
@@ -150,8 +150,8 @@ static void any_order_with_sends_held(int version)
         guarded_free(&from);
         CHECK_BUFFER(&to, 0, 0);
         guarded_free(&to);
-        softrnic_hold(false);
-        softrnic_release(UINT64_MAX);
+        rnic_hold(false);
+        rnic_release(UINT64_MAX);
         expect_nothing_left(before);
     }
     warm_up(&net);
@@ -171,18 +171,18 @@ static void held_sends_released_one_by_one(int version)
     void *from_mr = register_host(&net, pair.send, from.data, from.size);
     void *to_mr = register_host(&net, pair.recv, to.data, to.size);
     for (int i = 0; i < COUNT; i++) receives[i] = irecv(&net, pair.recv, to.data + i * LENGTH, LENGTH, 0, to_mr);
-    softrnic_hold(true);
+    rnic_hold(true);
     for (int i = 0; i < COUNT; i++) {
         pattern_fill(from.data + i * LENGTH, LENGTH, (uint64_t)i);
         sends[i] = isend(&net, pair.send, from.data + i * LENGTH, LENGTH, 0, from_mr);
     }
     for (int i = 0; i < COUNT; i++) {
         CHECK(!is_done(&net, receives[i], NULL));
-        WAIT_UNTIL((softrnic_release(1), is_done(&net, receives[i], NULL)), "a released message");
+        WAIT_UNTIL((rnic_release(1), is_done(&net, receives[i], NULL)), "a released message");
         CHECK_PART(&to, (size_t)i * LENGTH, LENGTH, LENGTH, (uint64_t)i);
     }
-    softrnic_hold(false);
-    softrnic_release(UINT64_MAX);
+    rnic_hold(false);
+    rnic_release(UINT64_MAX);
     for (int i = 0; i < COUNT; i++) CHECK_EQ(wait_size(&net, sends[i]), LENGTH);
     CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
     CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));

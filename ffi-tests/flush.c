@@ -69,10 +69,10 @@ static void nothing_to_flush(int version)
     desk_message(&desk, 0, 1);
     static const int members[] = {1, 2, MEMBERS};
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        struct softrnic_counts before = softrnic_counts();
+        struct rnic_counts before = rnic_counts();
         void *request = flush(&desk, members[i], zero);
         if (request) wait_done(&desk.net, request, NULL);
-        CHECK_EQ(softrnic_counts().reads - before.reads, 0); /* nothing came, nothing is read */
+        CHECK_EQ(rnic_counts().reads - before.reads, 0); /* nothing came, nothing is read */
     }
     desk_close(&desk);
 }
@@ -96,11 +96,11 @@ static void one_read_each(int version)
     for (int i = 1; i <= 100; i++) {
         int sizes[1] = {i * 80};
         desk_message(&desk, (size_t)sizes[0], (uint64_t)i);
-        struct softrnic_counts before = softrnic_counts();
+        struct rnic_counts before = rnic_counts();
         void *request = flush(&desk, 1, sizes);
         CHECK(request != NULL);
         wait_done(&desk.net, request, NULL);
-        CHECK_EQ(softrnic_counts().reads - before.reads, 1);
+        CHECK_EQ(rnic_counts().reads - before.reads, 1);
         CHECK_BUFFER(&desk.to, (size_t)sizes[0], (uint64_t)i);
     }
     desk_close(&desk);
@@ -114,11 +114,11 @@ static void one_read_for_a_group(int version)
     for (int mask = 1; mask < 1 << MEMBERS; mask += 7) {
         int sizes[MEMBERS];
         for (int i = 0; i < MEMBERS; i++) sizes[i] = mask >> i & 1 ? 64 : 0;
-        struct softrnic_counts before = softrnic_counts();
+        struct rnic_counts before = rnic_counts();
         void *request = flush(&desk, MEMBERS, sizes);
         CHECK(request != NULL);
         wait_done(&desk.net, request, NULL);
-        CHECK_EQ(softrnic_counts().reads - before.reads, 1);
+        CHECK_EQ(rnic_counts().reads - before.reads, 1);
     }
     CHECK_BUFFER(&desk.to, 0, 0); /* a flush reads, it never writes into the buffers */
     desk_close(&desk);
@@ -267,19 +267,19 @@ static void closed_with_a_flush_outstanding(int version)
     struct desk desk;
     int sizes[1] = {64};
     desk_open(&desk, version);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     desk_message(&desk, 64, 1);
-    softrnic_hold(true);
+    rnic_hold(true);
     void *request = flush(&desk, 1, sizes);
     CHECK(request != NULL);
     for (int i = 0; i < 100; i++) CHECK(!is_done(&desk.net, request, NULL));
     CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, desk.to_mr));
     CHECK_OK(net_close_recv(&desk.net, desk.pair.recv));
-    softrnic_hold(false);
-    softrnic_release(UINT64_MAX);
+    rnic_hold(false);
+    rnic_release(UINT64_MAX);
     CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, desk.from_mr));
     CHECK_OK(net_close_send(&desk.net, desk.pair.send));
-    CHECK(softrnic_counts().mrs < before.mrs);
+    CHECK(rnic_counts().mrs < before.mrs);
     struct pair fresh;
     pair_open(&desk.net, 0, &fresh);
     pair_message(&fresh, 1000, 0, 1);
@@ -293,12 +293,12 @@ static void held_then_released(int version)
     int sizes[1] = {64};
     desk_open(&desk, version);
     desk_message(&desk, 64, 1);
-    softrnic_hold(true);
+    rnic_hold(true);
     void *first = flush(&desk, 1, sizes), *second = flush(&desk, 1, sizes);
     CHECK(first != NULL && second != NULL);
     for (int i = 0; i < 100; i++) CHECK(!is_done(&desk.net, first, NULL) && !is_done(&desk.net, second, NULL));
-    softrnic_hold(false);
-    softrnic_release(UINT64_MAX);
+    rnic_hold(false);
+    rnic_release(UINT64_MAX);
     wait_done(&desk.net, second, NULL);
     wait_done(&desk.net, first, NULL);
     desk_close(&desk);

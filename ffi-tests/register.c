@@ -81,7 +81,7 @@ static void overlapping_ranges(int version)
     uint64_t random = 40;
     net_start(&net, version);
     pair_open(&net, 0, &pair);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     struct guarded from = guarded_new(16 * PAGE, 0), to = guarded_new(16 * PAGE, 0);
     for (int i = 0; i < COUNT; i++) {
         order[i] = i;
@@ -100,7 +100,7 @@ static void overlapping_ranges(int version)
         CHECK_OK(net_dereg_mr(&net, pair.send, from_mrs[order[k]]));
         CHECK_OK(net_dereg_mr(&net, pair.recv, to_mrs[order[k]]));
     }
-    CHECK_EQ(softrnic_counts().mrs, before.mrs);
+    CHECK_EQ(rnic_counts().mrs, before.mrs);
     pair_close(&pair);
     net_stop(&net);
 }
@@ -113,7 +113,7 @@ static void same_range_again_and_again(int version)
     void *mrs[COUNT];
     net_start(&net, version);
     pair_open(&net, 0, &pair);
-    struct softrnic_counts before = softrnic_counts();
+    struct rnic_counts before = rnic_counts();
     struct guarded from = guarded_new(4096, 0), to = guarded_new(4096, 0);
     void *from_mr = register_host(&net, pair.send, from.data, 4096);
     for (int i = 0; i < COUNT; i++) mrs[i] = register_host(&net, pair.recv, to.data, 4096);
@@ -122,7 +122,7 @@ static void same_range_again_and_again(int version)
         CHECK_OK(net_dereg_mr(&net, pair.recv, mrs[i]));
     }
     CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
-    CHECK_EQ(softrnic_counts().mrs, before.mrs);
+    CHECK_EQ(rnic_counts().mrs, before.mrs);
     pair_close(&pair);
     net_stop(&net);
 }

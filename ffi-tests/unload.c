@@ -30,7 +30,7 @@ static void expect_clean(struct census before)
     if (now.threads != before.threads || now.descriptors != before.descriptors) census_print("left over");
     CHECK_EQ(now.threads, before.threads);
     CHECK_EQ(now.descriptors, before.descriptors);
-    struct softrnic_counts counts = softrnic_counts();
+    struct rnic_counts counts = rnic_counts();
     CHECK_EQ(counts.mrs, 0);
     CHECK_EQ(counts.qps, 0);
     CHECK_EQ(counts.cqs, 0);
@@ -41,7 +41,7 @@ static void expect_gone(struct census before)
 {
     if (is_mapped("libnccl-net-pinrail")) FAIL("the library is still mapped after dlclose");
     expect_clean(before);
-    CHECK_EQ(softrnic_counts().contexts, 0);
+    CHECK_EQ(rnic_counts().contexts, 0);
 }
 
 /* One pass first: libc itself keeps a few things (stdio, locale, thread stacks) after their first use. */
@@ -249,7 +249,7 @@ static void with_work_in_flight(int version)
         void *from_mr = register_host(&net, pair.send, from.data, 1000);
         void *to_mr = register_host(&net, pair.recv, to.data, 1000);
         irecv(&net, pair.recv, to.data, 1000, 0, to_mr);
-        softrnic_hold(true);
+        rnic_hold(true);
         isend(&net, pair.send, from.data, 1000, 0, from_mr);
         CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
         CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));
@@ -257,8 +257,8 @@ static void with_work_in_flight(int version)
         CHECK_OK(net_close_send(&net, pair.send));
         if (i % 2 == 0) CHECK_OK(net_close_recv(&net, pair.recv));
         net_stop(&net);
-        softrnic_hold(false);
-        softrnic_release(UINT64_MAX);
+        rnic_hold(false);
+        rnic_release(UINT64_MAX);
         CHECK_BUFFER(&to, 0, 0);
         guarded_free(&from);
         guarded_free(&to);

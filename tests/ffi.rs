@@ -239,6 +239,10 @@ programs! {
         ],
         once: []
     }
+    faults {
+        each: [registration_fails_while_connecting, user_registration_fails_once, port_down_and_up],
+        once: []
+    }
     unload {
         each: [
             twenty_times,
