@@ -28,4 +28,4 @@ $(FFI_OUT)/%.o: $(FFI_DIR)%.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
 $(FFI_OUT)/%: $(FFI_OUT)/%.o $(FFI_SHARED_OBJECTS)
 	$(CC) $(FFI_CFLAGS) $^ -o $@ -ldl
 
-.SECONDARY:
+.PRECIOUS: $(FFI_OUT)/%.o

@@ -299,7 +299,7 @@ fn panicking_plugin() -> &'static str {
             "the build with provoke-panic fails:\n{}",
             String::from_utf8_lossy(&done.stderr)
         );
-        folder.join("debug/libpinrail.so").to_str().expect("a path of text").to_owned()
+        folder.join("debug/libnccl_net_pinrail.so").to_str().expect("a path of text").to_owned()
     })
 }
 
