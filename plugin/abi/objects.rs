@@ -190,8 +190,8 @@ pub fn take<T: Kinded>(pointer: *mut c_void) -> Result<Box<Object<T>>> {
 /// # Errors
 /// The pointer is not a live communicator.
 pub unsafe fn shared<'a>(pointer: *mut c_void) -> Result<&'a CommShared> {
-    // SAFETY: the table says which of the two live types it is; the caller keeps it so.
     match check_live(pointer, &[Kind::Send, Kind::Recv])? {
+        // SAFETY: the table says which of the two live types it is; the caller keeps it so.
         Kind::Send => Ok(unsafe { &(*pointer.cast::<Object<End<SendComm>>>()).value.shared }),
         // SAFETY: as above.
         _ => Ok(unsafe { &(*pointer.cast::<Object<End<RecvComm>>>()).value.shared }),

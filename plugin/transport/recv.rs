@@ -233,7 +233,8 @@ impl RecvComm {
             rkey: self.route.fifo_rkeys[lane.remote_rail],
         };
         let position = lane.position(0);
-        let mut flags = if position % SIGNAL_EVERY == 0 { Flags::SIGNALED } else { Flags::SILENT };
+        let mut flags =
+            if position.is_multiple_of(SIGNAL_EVERY) { Flags::SIGNALED } else { Flags::SILENT };
         if bytes <= self.route.max_inline {
             flags = flags.inline();
         }
