@@ -20,8 +20,9 @@ release) dir=release; flags=--release ;;
 esac
 
 if [ -z "${SOFTRNIC_NO_BUILD:-}" ]; then
+    # Only the static library: next to an rlib, a release build would leave LTO bitcode in it that cc cannot read.
     # shellcheck disable=SC2086
-    (cd "$root" && cargo build -q -p softrnic --lib $flags)
+    (cd "$root" && cargo rustc -q -p softrnic --lib --crate-type staticlib $flags)
 fi
 archive=$target/$dir/libsoftrnic.a
 [ -f "$archive" ] || { echo "link.sh: $archive is missing" >&2; exit 1; }
@@ -74,6 +75,7 @@ END {
     }
 }' "$here/symbols.txt"
 
+[ -s "$work/wanted" ] || { echo "link.sh: $archive defines none of the listed names" >&2; exit 1; }
 undefined=$(sed 's/^/-Wl,-u,/' "$work/wanted")
 # shellcheck disable=SC2086
 ${CC:-cc} -shared -fPIC -O2 -w -o "$work/libibverbs.so.1" $undefined "$work/stubs.c" "$archive" \
