@@ -1,6 +1,7 @@
 /* The far end of cross-process tests: owns a registered buffer and obeys one-line commands on stdin.
  * Built against the system's verbs header, so that the tests also check our declarations against it. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
