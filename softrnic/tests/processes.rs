@@ -236,3 +236,56 @@ fn killing_targets_in_mid_transfer_leaves_errors_not_crashes() {
         assert_eq!((qp.destroy(), far.local.dereg()), (0, 0));
     }
 }
+
+#[test]
+fn a_requester_killed_in_mid_transfer_leaves_no_lock_behind() {
+    for _ in 0..8 {
+        let fabric = setup(&[]);
+        let mut requester = Target::start(fabric, &[]);
+        let mut responder = Target::start(fabric, &[]);
+        requester.ask(&format!("connect {}", responder.qpn));
+        responder.ask(&format!("connect {}", requester.qpn));
+        requester.tell(&format!("blast {} {}", responder.addr, responder.rkey));
+        // Destroying takes every lock that the requester may have died with.
+        let before = responder.ask("word 0");
+        requester.kill();
+        assert_eq!((before.as_str(), responder.ask("destroy").as_str()), ("word 0", "ok"));
+    }
+}
+
+#[test]
+fn refused_memory_access_fails_the_connection_and_says_what_helps() {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: no arguments.
+    let root = unsafe { libc::geteuid() } == 0;
+    // Root may access anything, so both processes give their privileges up. Then they need copies they may read.
+    let fabric = common::fabric("refused");
+    let copy = std::env::temp_dir().join(&fabric);
+    std::fs::create_dir(&copy).expect("fresh directory");
+    std::fs::copy(common::lib_dir().join("libibverbs.so.1"), copy.join("libibverbs.so.1"))
+        .expect("copy");
+    let program = copy.join("target");
+    std::fs::copy(common::compile("target"), &program).expect("copy");
+    let start = |args: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.args(args).env("LD_LIBRARY_PATH", &copy).env("SOFTRNIC_FABRIC", &fabric);
+        command.current_dir("/").stdin(std::process::Stdio::piped());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        if root {
+            command.uid(65534).gid(65534);
+        }
+        Target::run(command)
+    };
+    let hidden = start(&["undumpable"]);
+    let open = start(&[]);
+    let mut other = start(&[]);
+    other.tell(&format!("connect {}", open.qpn));
+    assert_eq!(other.any_answer(), "ok", "without the flag the same processes connect");
+    let mut refused = start(&[]);
+    refused.tell(&format!("connect {}", hidden.qpn));
+    assert_eq!(refused.any_answer(), format!("error rtr errno={}", libc::EACCES));
+    let text = refused.stderr();
+    assert!(text.contains("cannot access the memory") && text.contains("ptrace_scope"), "{text}");
+    drop((hidden, open, other));
+    std::fs::remove_dir_all(&copy).expect("removed");
+}

@@ -14,6 +14,9 @@ use super::mapping::Mapping;
 use super::region::Region;
 use crate::sync::lock;
 
+/// Open pipes kept per peer; beyond that they are opened again when needed.
+const PIPES: usize = 64;
+
 /// Why a peer cannot be reached.
 #[derive(Debug)]
 pub enum Unreachable {
@@ -124,6 +127,12 @@ impl Peer {
         Ok(Self::with(record.id, record.pid, record.start, false, Arc::new(region), pidfd))
     }
 
+    /// Closes the cached descriptors and mappings.
+    pub fn forget(&self) {
+        lock(&self.pipes).clear();
+        lock(&self.windows).clear();
+    }
+
     /// Marks the peer dead after a system call said so.
     pub fn mark_dead(&self) {
         self.dead.store(true, Ordering::Relaxed);
@@ -183,7 +192,7 @@ impl Peer {
             if !meta.file_type().is_fifo() || meta.dev() != dev || meta.ino() != ino {
                 return;
             }
-            if pipes.len() >= 1024 {
+            if pipes.len() >= PIPES {
                 pipes.clear();
             }
             let pipe = OwnedFd::from(file);
