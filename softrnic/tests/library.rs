@@ -137,6 +137,22 @@ fn a_hostile_application_gets_errors() {
 }
 
 #[test]
+fn scribbled_shared_memory_does_not_take_the_process_down() {
+    let (garbage, scribble) = (compile("garbage"), compile("scribble"));
+    let fabric = fabric("scribble");
+    let command =
+        |program: &std::path::Path| client(program.to_str().expect("UTF-8 path"), &fabric);
+    let victim = Guarded(command(&garbage).spawn().expect("victim starts"));
+    let mut attacker = command(&scribble);
+    let attacker =
+        Guarded(attacker.arg(victim.0.id().to_string()).spawn().expect("attacker starts"));
+    let (ok, text) = finish(victim, Instant::now() + Duration::from_secs(240));
+    assert!(ok && text.ends_with("survived\n"), "{text}");
+    let (_, text) = finish(attacker, Instant::now() + Duration::from_secs(60));
+    assert_eq!(text, "scribbling\n", "the attack took place");
+}
+
+#[test]
 fn bad_settings_are_reported_and_replaced() {
     let mut command = client("ibv_devinfo", &fabric("settings"));
     command.arg("-v").envs([

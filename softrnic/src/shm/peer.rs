@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -228,7 +228,12 @@ impl Peer {
             .ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the descriptor was just created and nobody else owns it.
         let copy = unsafe { OwnedFd::from_raw_fd(copy) };
-        let map = Arc::new(Mapping::window(std::os::fd::AsFd::as_fd(&copy), offset, len, write)?);
+        // A mapping beyond the end faults when touched. Buffers without a size say 0 and check by themselves.
+        let size = std::fs::File::from(copy.try_clone()?).metadata()?.len();
+        if size != 0 && offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let map = Arc::new(Mapping::window(copy.as_fd(), offset, len, write)?);
         if windows.len() >= 256 {
             windows.clear();
         }
