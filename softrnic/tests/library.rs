@@ -177,3 +177,19 @@ fn bad_settings_are_reported_and_replaced() {
         assert!(text.contains(wanted), "{wanted:?} missing in\n{text}");
     }
 }
+
+#[test]
+fn the_readme_lists_every_setting() {
+    use softrnic::env::{NUMBERS, TEXTS};
+    let readme = include_str!("../README.md");
+    let rows: Vec<&str> = readme.lines().filter(|l| l.starts_with("| `SOFTRNIC_")).collect();
+    let docs = NUMBERS.iter().map(|n| (n.name, n.doc)).chain(TEXTS.iter().map(|t| (t.name, t.doc)));
+    let mut listed = 0;
+    for (name, doc) in docs {
+        let wanted = doc.replace('|', "\\|");
+        let row = rows.iter().find(|r| r.starts_with(&format!("| `SOFTRNIC_{name}` |")));
+        assert!(row.is_some_and(|r| r.ends_with(&format!("| {wanted} |"))), "{name}: {row:?}");
+        listed += 1;
+    }
+    assert_eq!(rows.len(), listed, "no row without a setting");
+}
