@@ -27,8 +27,7 @@ pub fn record(kind: u32, index: u32, generation: u32) -> [u8; RECORD] {
 /// A pipe, published in a slot of our region.
 #[derive(Debug)]
 pub struct EventPipe {
-    read: OwnedFd,
-    write: OwnedFd,
+    ends: Mutex<Option<(OwnedFd, OwnedFd)>>,
 }
 
 impl EventPipe {
@@ -43,28 +42,37 @@ impl EventPipe {
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
         // SAFETY: a plain system call on a descriptor that `write` keeps open.
         unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-        Ok(Self { read, write })
+        Ok(Self { ends: Mutex::new(Some((read, write))) })
     }
 
     /// The descriptor for the application.
     pub fn read_fd(&self) -> RawFd {
-        self.read.as_raw_fd()
+        lock(&self.ends).as_ref().map_or(-1, |(read, _)| read.as_raw_fd())
+    }
+
+    /// Closes both ends; the object itself may stay allocated for a while.
+    pub fn close(&self) {
+        drop(lock(&self.ends).take());
     }
 
     /// Lets peers find the pipe.
     pub fn publish(&self, slot: &PipeSlot) -> io::Result<()> {
-        let meta = std::fs::File::from(self.write.try_clone()?).metadata()?;
+        let ends = lock(&self.ends);
+        let (_, write) = ends.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let meta = std::fs::File::from(write.try_clone()?).metadata()?;
         slot.dev.store(meta.dev(), Ordering::Relaxed);
         slot.ino.store(meta.ino(), Ordering::Relaxed);
-        slot.fd.store(self.write.as_raw_fd().cast_unsigned(), Ordering::Release);
+        slot.fd.store(write.as_raw_fd().cast_unsigned(), Ordering::Release);
         Ok(())
     }
 
     /// Reads one record; blocks if the application left the descriptor blocking.
     pub fn next(&self) -> io::Result<(u32, u32, u32)> {
         let mut bytes = [0_u8; RECORD];
+        // Not under the lock: the read may block for ever.
+        let fd = self.read_fd();
         // SAFETY: the buffer is RECORD bytes long.
-        let n = unsafe { libc::read(self.read.as_raw_fd(), bytes.as_mut_ptr().cast(), RECORD) };
+        let n = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), RECORD) };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }

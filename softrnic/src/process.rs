@@ -137,6 +137,7 @@ impl Process {
             }
             // A forked child: what it inherited belongs to its parent and must not be torn down here.
             std::mem::forget(current.take());
+            crate::objects::abandon();
         }
         let process = Self::create()?;
         *current = Some((Arc::clone(&process), 1));

@@ -153,6 +153,18 @@ fn scribbled_shared_memory_does_not_take_the_process_down() {
 }
 
 #[test]
+fn twenty_loads_leave_nothing_and_a_forked_child_starts_afresh() {
+    let path = lib_dir().join("libibverbs.so.1");
+    let program = compile("lifecycle");
+    let mut command = client(program.to_str().expect("UTF-8 path"), &fabric("lifecycle"));
+    // Linked against nothing of ours at run time: the program decides when the library comes and goes.
+    let child = Guarded(command.env_remove("LD_LIBRARY_PATH").arg(&path).spawn().expect("starts"));
+    let (ok, text) = finish(child, Instant::now() + Duration::from_secs(120));
+    assert!(ok, "{text}");
+    assert_eq!(text, "threads 1 fds 0 mappings 0\nchild 0\n");
+}
+
+#[test]
 fn bad_settings_are_reported_and_replaced() {
     let mut command = client("ibv_devinfo", &fabric("settings"));
     command.arg("-v").envs([

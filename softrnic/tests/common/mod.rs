@@ -154,7 +154,7 @@ pub fn compile(name: &str) -> PathBuf {
         .arg(manifest.join("include"))
         .arg("-L")
         .arg(lib_dir())
-        .args(["-libverbs", "-ldl", "-lpthread"])
+        .args(["-Wl,--as-needed", "-libverbs", "-ldl", "-lpthread"])
         .status()
         .expect("cc starts");
     assert!(status.success(), "compiling {name}.c");
