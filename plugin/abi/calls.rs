@@ -366,21 +366,16 @@ pub unsafe fn isend(
         let usual =
             unsafe { (objects::data_or_none::<SendComm>(comm), objects::region_or_none(handle)) };
         if let (Some(comm), Some(region)) = usual {
-            match comm.try_isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region) {
-                Start::Started(started) => {
-                    // SAFETY: an out-pointer of the call, not NULL.
-                    unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
-                    return SUCCESS;
-                }
+            let (addr, tag) = (data.addr() as u64, tag.cast_unsigned());
+            // SAFETY: an out-pointer of the call, not NULL.
+            let hand_out = |started: &Request| unsafe { request.write(pointer(started)) };
+            match comm.try_isend(addr, size as u32, tag, region, hand_out) {
+                Start::Started => return SUCCESS,
+                Start::Failed => return isend_failed(comm),
                 Start::WouldBlock => {
                     // SAFETY: as above.
                     unsafe { request.write(std::ptr::null_mut()) };
                     return SUCCESS;
-                }
-                Start::Failed => {
-                    // SAFETY: as above.
-                    unsafe { request.write(std::ptr::null_mut()) };
-                    return isend_failed(comm);
                 }
                 Start::General => {}
             }
@@ -425,7 +420,7 @@ unsafe fn isend_general(
             comm.isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region)?
         {
             // SAFETY: as above.
-            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+            unsafe { request.write(pointer(started)) };
         }
         Ok(())
     })
@@ -475,44 +470,77 @@ pub unsafe fn irecv<S: Size>(
     request: *mut *mut c_void,
     may_complete_early: bool,
 ) -> NcclResult {
-    // One test each: combined, the compiler makes vectors of them.
-    let usable = n == 1
-        && !comm.is_null()
-        && !request.is_null()
-        && !data.is_null()
-        && !sizes.is_null()
-        && !tags.is_null()
-        && !handles.is_null()
-        // SAFETY: not NULL, so an array with an entry per member.
-        && !unsafe { *handles }.is_null();
-    if usable {
-        // SAFETY: the arrays have one entry; handles and communicators as the module text says.
-        let (comm, region, addr, size, tag) = unsafe {
-            let region = objects::region_or_none(*handles);
-            (objects::data_or_none::<RecvComm>(comm), region, (*data).addr() as u64, *sizes, *tags)
-        };
-        if let (Some(comm), Some(region), Some(size)) = (comm, region, size.bytes())
-            && size <= MAX_MESSAGE
-        {
-            // SAFETY: not NULL, and NCCL's own variable: it holds a request, NULL or the marker.
-            let optional = may_complete_early && unsafe { *request }.addr() == OPTIONAL_COMPLETION;
-            match comm.try_irecv(addr, size as u32, tag.cast_unsigned(), region, optional) {
-                Start::Started(started) => {
-                    // SAFETY: an out-pointer of the call, not NULL.
-                    unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
-                    return SUCCESS;
-                }
-                Start::Failed => {
-                    // SAFETY: as above.
-                    unsafe { request.write(std::ptr::null_mut()) };
-                    return irecv_failed(comm);
-                }
-                Start::WouldBlock | Start::General => {}
-            }
-        }
-    }
     // SAFETY: as the module text says.
-    unsafe { irecv_general(comm, n, data, sizes, tags, handles, request, may_complete_early) }
+    let start =
+        unsafe { try_irecv(comm, n, data, sizes, tags, handles, request, may_complete_early) };
+    match start {
+        Some(result) => result,
+        // SAFETY: as the module text says.
+        None => unsafe {
+            irecv_general(comm, n, data, sizes, tags, handles, request, may_complete_early)
+        },
+    }
+}
+
+/// The usual case of irecv; `None` leaves it to the general one.
+///
+/// # Safety
+/// As [`irecv`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
+unsafe fn try_irecv<S: Size>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+    may_complete_early: bool,
+) -> Option<NcclResult> {
+    if n != 1 || comm.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and as the module text says; the arrays and the request variable are NULL or have an entry.
+    let (comm, handle, addr, size, tag, before) = unsafe {
+        (
+            objects::data_or_none::<RecvComm>(comm)?,
+            read(handles)?,
+            read(data)?.addr() as u64,
+            read(sizes)?.bytes()?,
+            read(tags)?.cast_unsigned(),
+            read(request)?,
+        )
+    };
+    if handle.is_null() || size > MAX_MESSAGE {
+        return None;
+    }
+    // SAFETY: not NULL, and as the module text says.
+    let region = unsafe { objects::region_or_none(handle) }?;
+    let optional = may_complete_early && before.addr() == OPTIONAL_COMPLETION;
+    // SAFETY: an out-pointer of the call, not NULL.
+    let hand_out = |started: &Request| unsafe { request.write(pointer(started)) };
+    match comm.try_irecv(addr, size as u32, tag, region, optional, hand_out) {
+        Start::Started => Some(SUCCESS),
+        Start::Failed => Some(irecv_failed(comm)),
+        Start::WouldBlock | Start::General => None,
+    }
+}
+
+/// What a pointer leads to, unless it is NULL.
+///
+/// # Safety
+/// NULL, or valid for a read.
+#[inline(always)]
+unsafe fn read<T: Copy>(from: *mut T) -> Option<T> {
+    // SAFETY: as the caller promises.
+    if from.is_null() { None } else { Some(unsafe { from.read() }) }
+}
+
+/// A request as C holds it.
+#[inline(always)]
+fn pointer(request: &Request) -> *mut c_void {
+    std::ptr::from_ref(request).cast_mut().cast()
 }
 
 #[cold]
@@ -573,7 +601,7 @@ unsafe fn irecv_general<S: Size>(
         });
         if let Some(started) = comm.irecv(members, optional)? {
             // SAFETY: as above.
-            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+            unsafe { request.write(pointer(started)) };
         }
         Ok(())
     })
@@ -617,7 +645,7 @@ pub unsafe fn iflush(
             unsafe { objects::region(handle) }?.ok_or_else(|| null("the memory handle"))?;
         if let Some(started) = comm.iflush(addr.addr() as u64, region)? {
             // SAFETY: as above.
-            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+            unsafe { request.write(pointer(started)) };
         }
         Ok(())
     })
@@ -678,7 +706,7 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
         }
         return SUCCESS;
     }
-    let request: *mut c_void = std::ptr::from_ref(request).cast_mut().cast();
+    let request: *mut c_void = pointer(request);
     // SAFETY: as the module text says.
     unsafe { test_general(request, done, sizes) }
 }
@@ -687,10 +715,10 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
 #[inline(never)]
 unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
-    match unsafe { objects::owner_of(request) } {
+    let owner = if found == 1 { unsafe { objects::owner_of(request) } } else { None };
+    match owner {
         Some(Owner::Send(comm)) => {
-            let settled = comm.settle(found);
-            if settled == found as usize {
+            if comm.settle(0) {
                 if request.state() == State::DONE {
                     comm.put(request);
                     // SAFETY: the answer's pointers were given to this test.
@@ -698,13 +726,10 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
                 }
                 return SUCCESS;
             }
-            // SAFETY: as for this function.
-            unsafe { test_found_general(request, settled, found) }
         }
+        // Only one-member requests are settled, and this one was pending before: done means one member.
         Some(Owner::Recv(comm)) => {
-            let settled = comm.settle(found);
-            if settled == found as usize {
-                // Only one-member requests are settled, and this one was pending before.
+            if comm.settle(0) {
                 if request.state() == State::DONE {
                     comm.put(request);
                     // SAFETY: the answer's pointers were given to this test.
@@ -712,21 +737,44 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
                 }
                 return SUCCESS;
             }
-            // SAFETY: as for this function.
-            unsafe { test_found_general(request, settled, found) }
         }
-        // SAFETY: as for this function.
-        None => unsafe { test_found_general(request, 0, found) },
+        None => {}
     }
+    // SAFETY: as for this function.
+    unsafe { test_found_several(request, found) }
 }
 
-#[cold]
+/// Goes on with a test whose poll found several completions, or an unusual one.
 #[inline(never)]
-unsafe fn test_found_general(request: &Request, settled: usize, found: i32) -> NcclResult {
+unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
+    let count = usize::try_from(found).unwrap_or(0);
+    let mut settled = 0;
+    // SAFETY: a pending request, by the caller; see there.
+    match unsafe { objects::owner_of(request) } {
+        Some(Owner::Send(comm)) => {
+            while settled < count && comm.settle(settled) {
+                settled += 1;
+            }
+        }
+        Some(Owner::Recv(comm)) => {
+            while settled < count && comm.settle(settled) {
+                settled += 1;
+            }
+        }
+        None => {}
+    }
     let (done, sizes) = request.answer();
-    let request: *mut c_void = std::ptr::from_ref(request).cast_mut().cast();
     let done = std::ptr::with_exposed_provenance_mut(done);
     let sizes = std::ptr::with_exposed_provenance_mut(sizes);
+    if settled == count && count > 0 {
+        // SAFETY: as the module text says.
+        return if request.is_pending() {
+            SUCCESS
+        } else {
+            unsafe { test_settled(request, done, sizes) }
+        };
+    }
+    let request: *mut c_void = pointer(request);
     enter("test", || {
         // SAFETY: as the module text says.
         match unsafe { objects::owner(request) }?.0 {

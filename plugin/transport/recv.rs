@@ -156,6 +156,7 @@ pub struct RecvComm {
     next: u32,
     /// Lane of the next credit.
     lane: usize,
+    last_lane: usize,
     lanes: Vec<RecvLane>,
     shadow: CreditFifo,
     shadow_addr: u64,
@@ -217,7 +218,7 @@ impl RecvComm {
         peer: Peer,
     ) -> Self {
         let pump = Pump::new(gate, cqs);
-        let lanes = route
+        let lanes: Vec<_> = route
             .lanes
             .into_iter()
             .enumerate()
@@ -235,6 +236,7 @@ impl RecvComm {
             pump,
             next: 0,
             lane: 0,
+            last_lane: lanes.len() - 1,
             lanes,
             shadow_addr: shadow.addr(0, 0),
             is_short: shadow.is_short(),
@@ -279,6 +281,9 @@ impl RecvComm {
 
     /// Advertises the usual receive: one member with a memory handle, nothing in the way. Cannot fail by itself:
     /// whatever needs a decision or an error is left to [`Self::irecv`], from an unchanged state.
+    ///
+    /// `hand_out` gets the request. All of that happens before posting, so that little is kept across the call; a
+    /// failed post ends the connection, which makes the state behind it irrelevant.
     #[inline(always)]
     pub fn try_irecv(
         &mut self,
@@ -287,7 +292,8 @@ impl RecvComm {
         tag: u32,
         region: &Region,
         optional: bool,
-    ) -> Start<'_> {
+        hand_out: impl FnOnce(&Request),
+    ) -> Start {
         let index = self.next as usize % SLOTS;
         if !self.pump.gate().is_open() || self.slots[index].awaited != 0 || !self.is_short {
             return Start::General;
@@ -312,10 +318,6 @@ impl RecvComm {
         };
         let remote = Remote { addr: self.fifo_addr.wrapping_add(offset), rkey: lane.fifo_rkey };
         self.credit.0.set_plain(id.0, local, remote, self.one_flags.signaled_if(is_signalled(id)));
-        if let Err(errno) = lane.lane.post_single(&mut self.credit.0) {
-            self.post_errno = errno;
-            return Start::Failed;
-        }
         self.pool.commit(request, 1);
         let mut waiting = request.index();
         if optional {
@@ -323,13 +325,17 @@ impl RecvComm {
             request.complete();
             waiting = NO_REQUEST;
         }
+        hand_out(request);
         self.slots[index].await_one(sequence, len, waiting);
         self.next = sequence;
-        self.lane += 1;
-        if self.lane == self.lanes.len() {
-            self.lane = 0;
+        self.lane = if self.lane == self.last_lane { 0 } else { self.lane + 1 };
+        match lane.lane.post_single(&mut self.credit.0) {
+            Ok(()) => Start::Started,
+            Err(errno) => {
+                self.post_errno = errno;
+                Start::Failed
+            }
         }
-        Start::Started(request)
     }
 
     /// Advertises a receive of `members`, 1 to [`super::fifo::MEMBERS`]. `None`: as many as can be in flight are; call
@@ -455,36 +461,33 @@ impl RecvComm {
         self.flushes_skipped += 1;
     }
 
-    /// Takes note of the usual poll result: completions of one-member receives that came in one part. Returns how many
-    /// it took note of, from the first; [`Self::completions`] must look at the rest.
+    /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
+    /// one part. `false`: [`Self::completions`] must look at it and at those after it.
     #[inline(always)]
-    pub fn settle(&mut self, found: i32) -> usize {
-        let mut settled = 0;
-        for wc in self.pump.wc.iter(found) {
-            let id = WrId(wc.id());
-            if !wc.is_success() || id.kind() != Some(Kind::Receive) {
-                break;
-            }
-            let (imm, bytes) = (wc.imm(), wc.byte_len());
-            let slot = &mut self.slots[Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS];
-            let Some(lane) = self.lanes.get_mut(id.lane()) else { break };
-            // The last receive of a batch is left to the general case, which posts the next batch.
-            if slot.awaited != u64::from(imm) | ONE
-                || bytes > slot.limit
-                || lane.consumed + 1 == RECV_BATCH
-            {
-                break;
-            }
-            slot.awaited = 0;
-            if let Some(request) = self.pool.get(slot.request.into()) {
-                request.set_size(0, bytes);
-                request.complete();
-            }
-            lane.consumed += 1;
-            self.used_rails |= lane.rail_bit;
-            settled += 1;
+    pub fn settle(&mut self, index: usize) -> bool {
+        let wc = self.pump.wc.get(index);
+        let id = WrId(wc.id());
+        if !wc.is_success() || id.kind() != Some(Kind::Receive) {
+            return false;
         }
-        settled
+        let (imm, bytes) = (wc.imm(), wc.byte_len());
+        let slot = &mut self.slots[Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS];
+        let Some(lane) = self.lanes.get_mut(id.lane()) else { return false };
+        // The last receive of a batch is left to the general case, which posts the next batch.
+        if slot.awaited != u64::from(imm) | ONE
+            || bytes > slot.limit
+            || lane.consumed + 1 == RECV_BATCH
+        {
+            return false;
+        }
+        slot.awaited = 0;
+        if let Some(request) = self.pool.get(slot.request.into()) {
+            request.set_size(0, bytes);
+            request.complete();
+        }
+        lane.consumed += 1;
+        self.used_rails |= lane.rail_bit;
+        true
     }
 
     /// Takes a complete request of this communicator back.

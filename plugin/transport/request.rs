@@ -32,11 +32,11 @@ pub enum Outcome {
 }
 
 /// How a call that starts work went without help from the general case.
-#[derive(Debug)]
-pub enum Start<'a> {
-    /// Started.
-    Started(&'a Request),
-    /// Posting failed; the communicator remembers why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Started; the request was handed out.
+    Started,
+    /// Posting failed, after the request was handed out; the communicator remembers why and is broken.
     Failed,
     /// Nothing can start now.
     WouldBlock,

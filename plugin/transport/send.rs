@@ -111,6 +111,7 @@ pub struct SendComm {
     next: u32,
     /// Lane on which the next message begins.
     lane: usize,
+    last_lane: usize,
     /// One-member messages up to this size take one work request and go the short way; 0 while a larger group is under
     /// way, so that order is kept.
     simple_limit: u32,
@@ -168,6 +169,7 @@ impl SendComm {
             fifo,
             next: 0,
             lane: 0,
+            last_lane: route.lanes.len() - 1,
             simple_limit: 0,
             single: Single(SingleWrite::new(true)),
             bytes: 0,
@@ -218,8 +220,18 @@ impl SendComm {
 
     /// Starts the usual send: one member, one work request, nothing in the way. Cannot fail by itself: whatever needs
     /// a decision or an error is left to [`Self::isend`], from an unchanged state.
+    ///
+    /// `hand_out` gets the request. All of that happens before posting, so that little is kept across the call; a
+    /// failed post ends the connection, which makes the state behind it irrelevant.
     #[inline(always)]
-    pub fn try_isend(&mut self, addr: u64, size: u32, tag: u32, region: &Region) -> Start<'_> {
+    pub fn try_isend(
+        &mut self,
+        addr: u64,
+        size: u32,
+        tag: u32,
+        region: &Region,
+        hand_out: impl FnOnce(&Request),
+    ) -> Start {
         // No limit: a FIFO of long entries, several lanes per message, or a group under way.
         if !self.pump.gate().is_open() || self.simple_limit == 0 {
             return Start::General;
@@ -247,19 +259,19 @@ impl SendComm {
             Remote { addr: head.addr(), rkey: head.rkey(lane.remote_rail) },
             Imm::new(sequence, 1, false).0,
         );
-        if let Err(errno) = lane.post_single(&mut self.single.0) {
-            self.post_errno = errno;
-            return Start::Failed;
-        }
         self.pool.commit(request, 1);
         request.set_size(0, size);
+        hand_out(request);
         self.next = sequence;
-        self.lane += 1;
-        if self.lane == self.route.lanes.len() {
-            self.lane = 0;
-        }
+        self.lane = if self.lane == self.last_lane { 0 } else { self.lane + 1 };
         self.bytes += u64::from(size);
-        Start::Started(request)
+        match lane.post_single(&mut self.single.0) {
+            Ok(()) => Start::Started,
+            Err(errno) => {
+                self.post_errno = errno;
+                Start::Failed
+            }
+        }
     }
 
     /// Starts sending `size` bytes at `addr` to the oldest advertised receive with this tag. `None`: no such receive
@@ -519,26 +531,20 @@ impl SendComm {
         (count, false)
     }
 
-    /// Takes note of the usual poll result: completions of one-member sends. Returns how many it took note of, from the
-    /// first; [`Self::completions`] must look at the rest.
+    /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member send. `false`:
+    /// [`Self::completions`] must look at it and at those after it.
     #[inline(always)]
-    pub fn settle(&mut self, found: i32) -> usize {
-        let mut settled = 0;
-        for wc in self.pump.wc.iter(found) {
-            let id = WrId(wc.id());
-            if !wc.is_success() || id.kind() != Some(Kind::Single) || self.simple_limit == 0 {
-                break;
-            }
-            let (Some(lane), Some(request)) =
-                (self.route.lanes.get_mut(id.lane()), self.pool.get(id.slot()))
-            else {
-                break;
-            };
-            lane.complete(id.position());
-            request.complete();
-            settled += 1;
+    pub fn settle(&mut self, index: usize) -> bool {
+        let wc = self.pump.wc.get(index);
+        let id = WrId(wc.id());
+        if !wc.is_success() || id.kind() != Some(Kind::Single) || self.simple_limit == 0 {
+            return false;
         }
-        settled
+        let lane = self.route.lanes.get_mut(id.lane());
+        let (Some(lane), Some(request)) = (lane, self.pool.get(id.slot())) else { return false };
+        lane.complete(id.position());
+        request.complete();
+        true
     }
 
     /// Takes a complete request of this communicator back.

@@ -150,16 +150,10 @@ impl Completions {
         Self([EMPTY; BATCH])
     }
 
-    /// The completions of the last poll, which found this many; none when the queue is broken.
+    /// Completion `index` of the last poll, below [`BATCH`].
     #[inline(always)]
-    pub fn iter(&self, found: i32) -> impl Iterator<Item = Completion<'_>> {
-        self.0.iter().take(usize::try_from(found).unwrap_or(0)).map(Completion)
-    }
-
-    /// Completion `index` of the last poll.
-    #[inline]
     pub fn get(&self, index: usize) -> Completion<'_> {
-        Completion(&self.0[index])
+        Completion(&self.0[index % BATCH])
     }
 }
 
