@@ -18,7 +18,7 @@ done
 
 if [ "$(id -u)" = 0 ]; then
     run=
-elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+elif command -v sudo >/dev/null 2>&1 && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
     run=sudo
 else
     echo "These packages are missing; please run:" >&2

@@ -151,6 +151,10 @@ pub fn print(figures: &[Figure], record: Option<&Record>) {
         "", "record", "now", "budget"
     );
     for figure in figures {
+        // "Tests in vain: 0" and the like are worth a line only when they are not 0.
+        if figure.value == 0.0 && figure.reference.budget.is_none() {
+            continue;
+        }
         let old = record.and_then(|record| record.figures.get(figure.name.trim()));
         let peer = |value: f64| if value == 0.0 { String::new() } else { number(value) };
         let [first, second, third] = figure.reference.peers.map(peer);
