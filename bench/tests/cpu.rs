@@ -11,7 +11,7 @@ fn the_shipped_plugin_is_within_its_budgets() {
     let mut command = bench();
     command.arg("cpu").arg("--plugin").arg(dist("libnccl-net-pinrail.so"));
     command
-        .args(["--count", "320", "--enforce", "--record", "/nonexistent"])
+        .args(["--count", "512", "--enforce", "--record", "/nonexistent"])
         .arg("--json")
         .arg(&file);
     let (code, out, err) = finish(command);

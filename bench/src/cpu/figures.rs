@@ -36,9 +36,10 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Whether it is over its budget.
+    /// Whether it is over its budget. Where work is done in batches, the last batch of a phase is not a whole one: a
+    /// hundredth is allowed for that.
     pub fn over_budget(&self) -> bool {
-        self.reference.budget.is_some_and(|budget| self.value > budget)
+        self.reference.budget.is_some_and(|budget| self.value > budget * 1.01)
     }
 }
 
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_stock_is_the_memory_budget() {
-        let memory = Memory { send_mapped: 64_872.0, recv_heap: 69_337.0, ..Memory::default() };
+        let memory = Memory { send_mapped: 64_872.0, recv_heap: 70_337.0, ..Memory::default() };
         let over: Vec<bool> =
             of_memory(1, &memory).iter().map(super::Figure::over_budget).collect();
         assert_eq!(over[..4], [false, false, true, false]);
