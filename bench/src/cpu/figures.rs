@@ -119,7 +119,7 @@ impl Record {
         Self {
             plugin: plugin.to_owned(),
             abi,
-            rustc: env!("PINRAIL_BENCH_RUSTC").to_owned(),
+            rustc: env!("BENCH_RUSTC_VERSION").to_owned(),
             figures: figures.iter().map(|f| (f.name.trim().to_owned(), rounded(f.value))).collect(),
         }
     }

@@ -60,7 +60,7 @@ pub fn run(options: &Cpu) -> Result<()> {
         plugin.display()
     );
     let old = Record::read(&options.record)?;
-    if let Some(old) = old.as_ref().filter(|old| old.rustc != env!("PINRAIL_BENCH_RUSTC")) {
+    if let Some(old) = old.as_ref().filter(|old| old.rustc != env!("BENCH_RUSTC_VERSION")) {
         println!("# the record was made with {}", old.rustc);
     }
     figures::print(&figures, old.as_ref());

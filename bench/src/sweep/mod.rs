@@ -130,7 +130,7 @@ fn list(subjects: Vec<Subject>) -> Result<()> {
 
 fn slots(options: &Sweep, size: usize) -> usize {
     let group = stride(size) * options.recvs as usize;
-    (CHECK_MEMORY / group).clamp(2, options.window as usize)
+    (CHECK_MEMORY / group).max(2).min(options.window as usize)
 }
 
 fn buffer_size(options: &Sweep, size: usize) -> usize {
