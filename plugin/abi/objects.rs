@@ -91,6 +91,16 @@ pub fn users() -> usize {
     live().values().filter(|k| **k != Kind::Region).count()
 }
 
+/// Frees the memory handles that nobody deregistered, once nothing is left that they could belong to.
+pub fn drop_stray_regions() {
+    let stray: Vec<_> =
+        live().iter().filter(|(_, k)| **k == Kind::Region).map(|(p, _)| *p).collect();
+    for pointer in stray {
+        // Failing means that somebody else freed it meanwhile.
+        let _ = take::<Region>(std::ptr::with_exposed_provenance_mut(pointer));
+    }
+}
+
 fn describe(kind: Kind) -> &'static str {
     match kind {
         Kind::Context => "a context",
@@ -190,8 +200,8 @@ pub fn take<T: Kinded>(pointer: *mut c_void) -> Result<Box<Object<T>>> {
 /// # Errors
 /// The pointer is not a live communicator.
 pub unsafe fn shared<'a>(pointer: *mut c_void) -> Result<&'a CommShared> {
-    // SAFETY: the table says which of the two live types it is; the caller keeps it so.
     match check_live(pointer, &[Kind::Send, Kind::Recv])? {
+        // SAFETY: the table says which of the two live types it is; the caller keeps it so.
         Kind::Send => Ok(unsafe { &(*pointer.cast::<Object<End<SendComm>>>()).value.shared }),
         // SAFETY: as above.
         _ => Ok(unsafe { &(*pointer.cast::<Object<End<RecvComm>>>()).value.shared }),

@@ -116,7 +116,7 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     let mut seen = Vec::new();
     for index in 0..list.len() {
         let name = list.name(index);
-        match list.open(index).and_then(|context| OpenDevice::new(context)) {
+        match list.open(index).and_then(OpenDevice::new) {
             Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
             Err(e) => tracing::warn!("device {name} is left out: {e}"),
         }

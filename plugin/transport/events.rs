@@ -283,7 +283,7 @@ impl DeviceWatch {
                 }
                 // Errors of queues also complete their work requests in error, where the peer is known.
                 Scope::Object if event.is_fatal() => {
-                    tracing::info!("{name}: IBV_EVENT_{}", event.name())
+                    tracing::info!("{name}: IBV_EVENT_{}", event.name());
                 }
                 _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),
             }

@@ -129,7 +129,7 @@ impl CreditFifo {
     pub fn fill(&self, slot: usize, member: usize, credit: &Credit) {
         let at = self.offset(slot, member);
         let put = |offset: usize, word: u64| {
-            self.pages.u64_at(at + offset).store(word, Ordering::Relaxed)
+            self.pages.u64_at(at + offset).store(word, Ordering::Relaxed);
         };
         put(0, credit.addr.to_le());
         put(8, pack(credit.len, credit.tag));

@@ -177,7 +177,7 @@ impl Listener {
                     }
                 }
                 Ok(_) => {
-                    tracing::info!("{}: not the peer of this listener; dropped", channel.peer())
+                    tracing::info!("{}: not the peer of this listener; dropped", channel.peer());
                 }
                 // A peer of another version deserves an answer; it is not worth more than a line here.
                 Err(e) => {

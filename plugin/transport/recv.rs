@@ -233,7 +233,8 @@ impl RecvComm {
             rkey: self.route.fifo_rkeys[lane.remote_rail],
         };
         let position = lane.position(0);
-        let mut flags = if position % SIGNAL_EVERY == 0 { Flags::SIGNALED } else { Flags::SILENT };
+        let mut flags =
+            if position.is_multiple_of(SIGNAL_EVERY) { Flags::SIGNALED } else { Flags::SILENT };
         if bytes <= self.route.max_inline {
             flags = flags.inline();
         }
@@ -281,7 +282,8 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
-        let used = self.used_rails;
+        // Before anything arrived nobody knows which rails will matter.
+        let used = if self.used_rails == 0 { u32::MAX } else { self.used_rails };
         let rails = self.route.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
             self.stats.flushes_skipped += 1;

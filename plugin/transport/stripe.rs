@@ -42,7 +42,7 @@ impl Imm {
     /// Packs an immediate.
     #[inline]
     pub fn new(sequence: u32, parts: u32, record: bool) -> Self {
-        Self(sequence & 0xff_ffff | (parts - 1 & 0x7f) << 24 | u32::from(record) << 31)
+        Self((sequence & 0xff_ffff) | (((parts - 1) & 0x7f) << 24) | (u32::from(record) << 31))
     }
 
     /// Whether it belongs to the receive with this sequence.
@@ -60,7 +60,7 @@ impl Imm {
     /// Number of parts.
     #[inline]
     pub fn parts(self) -> u32 {
-        (self.0 >> 24 & 0x7f) + 1
+        ((self.0 >> 24) & 0x7f) + 1
     }
 
     /// Whether sizes are in the record.

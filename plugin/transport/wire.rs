@@ -310,7 +310,9 @@ impl Writer {
     }
     /// Text of at most `limit` bytes, cut at a character.
     fn text(&mut self, text: &str, limit: usize) {
-        let cut = text.floor_char_boundary(limit.min(u16::MAX.into()));
+        let limit = limit.min(u16::MAX.into());
+        let cut =
+            (0..=limit.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
         self.u16(cut as u16);
         self.bytes(&text.as_bytes()[..cut]);
     }
