@@ -59,7 +59,7 @@ pub struct Sweep {
           value_parser = clap::value_parser!(u64).range(2..=1024))]
     pub factor: u64,
     /// Receives in flight (NCCL's own limit is 32)
-    #[arg(long, value_name = "N", default_value = "16",
+    #[arg(long, value_name = "N", default_value = "32",
           value_parser = clap::value_parser!(u64).range(1..=32))]
     pub window: u64,
     /// Messages per timed pass [default: as many as fit into --pass-ms]
