@@ -9,14 +9,14 @@ use super::net;
 use super::objects::{self, Context, Owner};
 use super::types::{
     Logger, MAX_MESSAGE, MAX_RECVS, NcclResult, OPTIONAL_COMPLETION, PTR_CUDA, PTR_DMABUF,
-    PTR_HOST, Properties,
+    PTR_HOST, Properties, SUCCESS,
 };
 use crate::error::{Error, Fault};
 use crate::memory::{Region, RegionKind};
 use crate::transport::connect::Connecting;
 use crate::transport::listener::Listener;
 use crate::transport::recv::{Posted, RecvComm};
-use crate::transport::request::{Outcome, Request};
+use crate::transport::request::{Outcome, Request, Start, State};
 use crate::transport::send::SendComm;
 use crate::transport::wire::{self, HANDLE_BYTES, Handle};
 use std::collections::HashMap;
@@ -347,10 +347,64 @@ pub fn dereg_mr(handle: *mut c_void) -> NcclResult {
 
 /// isend. Would block: success with a NULL request.
 ///
+/// The usual case runs here without a panic boundary, because nothing in it can panic; everything else, and every
+/// error, in [`isend_general`].
+///
 /// # Safety
 /// See the module text.
 #[inline(always)]
 pub unsafe fn isend(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    if !comm.is_null() && !handle.is_null() && !request.is_null() && size <= MAX_MESSAGE {
+        // SAFETY: not NULL, and as the module text says.
+        let usual =
+            unsafe { (objects::data_or_none::<SendComm>(comm), objects::region_or_none(handle)) };
+        if let (Some(comm), Some(region)) = usual {
+            match comm.try_isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region) {
+                Start::Started(started) => {
+                    // SAFETY: an out-pointer of the call, not NULL.
+                    unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+                    return SUCCESS;
+                }
+                Start::WouldBlock => {
+                    // SAFETY: as above.
+                    unsafe { request.write(std::ptr::null_mut()) };
+                    return SUCCESS;
+                }
+                Start::Failed => {
+                    // SAFETY: as above.
+                    unsafe { request.write(std::ptr::null_mut()) };
+                    return isend_failed(comm);
+                }
+                Start::General => {}
+            }
+        }
+    }
+    // SAFETY: as the module text says.
+    unsafe { isend_general(comm, data, size, tag, handle, request) }
+}
+
+#[cold]
+#[inline(never)]
+fn isend_failed(comm: &mut SendComm) -> NcclResult {
+    enter("isend", || Err(comm.try_failed()))
+}
+
+#[cold]
+#[inline(never)]
+fn irecv_failed(comm: &mut RecvComm) -> NcclResult {
+    enter("irecv", || Err(comm.try_failed()))
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn isend_general(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
@@ -404,11 +458,67 @@ impl Size for usize {
 
 /// irecv. `may_complete_early`: the version passes on the marker by which the caller accepts an early completion.
 ///
+/// The usual case runs here without a panic boundary, because nothing in it can panic; everything else, and every
+/// error, in [`irecv_general`].
+///
 /// # Safety
 /// See the module text; the arrays have `n` entries.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
 pub unsafe fn irecv<S: Size>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+    may_complete_early: bool,
+) -> NcclResult {
+    // One test each: combined, the compiler makes vectors of them.
+    let usable = n == 1
+        && !comm.is_null()
+        && !request.is_null()
+        && !data.is_null()
+        && !sizes.is_null()
+        && !tags.is_null()
+        && !handles.is_null()
+        // SAFETY: not NULL, so an array with an entry per member.
+        && !unsafe { *handles }.is_null();
+    if usable {
+        // SAFETY: the arrays have one entry; handles and communicators as the module text says.
+        let (comm, region, addr, size, tag) = unsafe {
+            let region = objects::region_or_none(*handles);
+            (objects::data_or_none::<RecvComm>(comm), region, (*data).addr() as u64, *sizes, *tags)
+        };
+        if let (Some(comm), Some(region), Some(size)) = (comm, region, size.bytes())
+            && size <= MAX_MESSAGE
+        {
+            // SAFETY: not NULL, and NCCL's own variable: it holds a request, NULL or the marker.
+            let optional = may_complete_early && unsafe { *request }.addr() == OPTIONAL_COMPLETION;
+            match comm.try_irecv(addr, size as u32, tag.cast_unsigned(), region, optional) {
+                Start::Started(started) => {
+                    // SAFETY: an out-pointer of the call, not NULL.
+                    unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+                    return SUCCESS;
+                }
+                Start::Failed => {
+                    // SAFETY: as above.
+                    unsafe { request.write(std::ptr::null_mut()) };
+                    return irecv_failed(comm);
+                }
+                Start::WouldBlock | Start::General => {}
+            }
+        }
+    }
+    // SAFETY: as the module text says.
+    unsafe { irecv_general(comm, n, data, sizes, tags, handles, request, may_complete_early) }
+}
+
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
+unsafe fn irecv_general<S: Size>(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
@@ -515,31 +625,167 @@ pub unsafe fn iflush(
 
 /// test. `done` means SenderCompleted for a send, HostVisible for a receive, GpuVisible for a flush.
 ///
+/// A test that finds nothing is most of what NCCL's Progress thread does, so it runs here without a panic boundary
+/// (nothing in it can panic) and keeps nothing across the poll but the request, which remembers where the answer goes.
+///
 /// # Safety
 /// See the module text; `sizes` is NULL or has room for the members of the request.
 #[inline(always)]
 pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    if request.is_null() || done.is_null() {
+        // SAFETY: as the module text says.
+        return unsafe { test_general(request, done, sizes) };
+    }
+    // SAFETY: an out-pointer of the call, not NULL.
+    unsafe { done.write(0) };
+    // SAFETY: as the module text says, aligned and readable.
+    let waiting = unsafe { &*request.cast::<Request>() };
+    if !waiting.is_simply_pending() {
+        // SAFETY: as the module text says.
+        return unsafe { test_settled(waiting, done, sizes) };
+    }
+    waiting.set_answer(done.expose_provenance(), sizes.expose_provenance());
+    // SAFETY: pending; and one thread drives a communicator.
+    let pump = unsafe { objects::pump_of(waiting) };
+    if !pump.gate().is_open() {
+        // SAFETY: as the module text says.
+        return unsafe { test_general(request, done, sizes) };
+    }
+    match pump.poll_first() {
+        0 => SUCCESS,
+        // SAFETY: as the module text says.
+        found => unsafe { test_found(waiting, found) },
+    }
+}
+
+/// A test of a request that another test has seen complete, or that is not simply pending.
+#[inline(never)]
+unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    if request.state() == State::DONE {
+        // SAFETY: a complete request belongs to a live communicator.
+        match unsafe { objects::owner_of(request) } {
+            Some(Owner::Send(comm)) => comm.put(request),
+            Some(Owner::Recv(comm)) => comm.put(request),
+            None => {}
+        }
+        // SAFETY: an out-pointer of the call, not NULL.
+        unsafe { done.write(1) };
+        if !sizes.is_null() {
+            for member in 0..request.members() {
+                // SAFETY: room for the members, by the module text.
+                unsafe { sizes.add(member).write(request.size(member)) };
+            }
+        }
+        return SUCCESS;
+    }
+    let request: *mut c_void = std::ptr::from_ref(request).cast_mut().cast();
+    // SAFETY: as the module text says.
+    unsafe { test_general(request, done, sizes) }
+}
+
+/// Goes on with a test whose poll found something.
+#[inline(never)]
+unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
+    // SAFETY: a pending request, by the caller; see there.
+    match unsafe { objects::owner_of(request) } {
+        Some(Owner::Send(comm)) => {
+            let settled = comm.settle(found);
+            if settled == found as usize {
+                if request.state() == State::DONE {
+                    comm.put(request);
+                    // SAFETY: the answer's pointers were given to this test.
+                    unsafe { answer_one(request) };
+                }
+                return SUCCESS;
+            }
+            // SAFETY: as for this function.
+            unsafe { test_found_general(request, settled, found) }
+        }
+        Some(Owner::Recv(comm)) => {
+            let settled = comm.settle(found);
+            if settled == found as usize {
+                // Only one-member requests are settled, and this one was pending before.
+                if request.state() == State::DONE {
+                    comm.put(request);
+                    // SAFETY: the answer's pointers were given to this test.
+                    unsafe { answer_one(request) };
+                }
+                return SUCCESS;
+            }
+            // SAFETY: as for this function.
+            unsafe { test_found_general(request, settled, found) }
+        }
+        // SAFETY: as for this function.
+        None => unsafe { test_found_general(request, 0, found) },
+    }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn test_found_general(request: &Request, settled: usize, found: i32) -> NcclResult {
+    let (done, sizes) = request.answer();
+    let request: *mut c_void = std::ptr::from_ref(request).cast_mut().cast();
+    let done = std::ptr::with_exposed_provenance_mut(done);
+    let sizes = std::ptr::with_exposed_provenance_mut(sizes);
+    enter("test", || {
+        // SAFETY: as the module text says.
+        match unsafe { objects::owner(request) }?.0 {
+            Owner::Send(comm) => comm.completions(settled, found)?,
+            Owner::Recv(comm) => comm.completions(settled, found)?,
+        }
+        // SAFETY: as the module text says.
+        unsafe { finish(request, done, sizes) }
+    })
+}
+
+/// Answers the test of a request with one member.
+///
+/// # Safety
+/// The request's answer is that of the test in progress.
+#[inline(always)]
+unsafe fn answer_one(request: &Request) {
+    let (done, sizes) = request.answer();
+    // SAFETY: the out-pointer of the test in progress, not NULL.
+    unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(done).write(1) };
+    if sizes != 0 {
+        // SAFETY: room for the only member, by the module text.
+        unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(sizes).write(request.size(0)) };
+    }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn test_general(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
     enter("test", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(done, 0, "done") }?;
         // SAFETY: as the module text says.
-        let (owner, index) = unsafe { objects::owner(request) }?;
-        let (outcome, request): (Outcome, &Request) = match owner {
-            Owner::Send(comm) => (comm.test(index)?, comm.request(index)),
-            Owner::Recv(comm) => (comm.test(index)?, comm.request(index)),
-        };
-        if let Outcome::Done(members) = outcome {
-            // SAFETY: as above.
-            unsafe { done.write(1) };
-            if !sizes.is_null() {
-                for member in 0..members {
-                    // SAFETY: room for the members, by the module text.
-                    unsafe { sizes.add(member).write(request.size(member)) };
-                }
+        unsafe { finish(request, done, sizes) }
+    })
+}
+
+/// Polls if need be, and answers if the request is complete.
+///
+/// # Safety
+/// As [`test`]; `done` is not NULL.
+unsafe fn finish(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Result<(), Fault> {
+    // SAFETY: as the module text says.
+    let (owner, index) = unsafe { objects::owner(request) }?;
+    let (outcome, request) = match owner {
+        Owner::Send(comm) => comm.test(index)?,
+        Owner::Recv(comm) => comm.test(index)?,
+    };
+    if let (Outcome::Done(members), Some(request)) = (outcome, request) {
+        // SAFETY: as above.
+        unsafe { done.write(1) };
+        if !sizes.is_null() {
+            for member in 0..members {
+                // SAFETY: room for the members, by the module text.
+                unsafe { sizes.add(member).write(request.size(member)) };
             }
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclResult {

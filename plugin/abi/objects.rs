@@ -6,6 +6,7 @@
 use crate::error::{Error, Fault, Result};
 use crate::memory::Region;
 use crate::transport::listener::Listener;
+use crate::transport::pump::Pump;
 use crate::transport::recv::RecvComm;
 use crate::transport::request::Request;
 use crate::transport::send::SendComm;
@@ -13,6 +14,7 @@ use crate::transport::{Comm, CommShared, Transport};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What kind of object a pointer leads to.
@@ -39,6 +41,7 @@ pub struct Object<T> {
 }
 
 /// One end of a connection: data for one thread, the rest for all.
+#[repr(C)]
 #[derive(Debug)]
 pub struct End<T> {
     // Dropped first, see Comm.
@@ -57,6 +60,25 @@ pub struct Context {
     pub transport: Arc<Transport>,
     /// The communicator's traffic class.
     pub traffic_class: Option<u8>,
+}
+
+/// Where the pump is in an object of either kind of end.
+const PUMP: usize = offset_of!(Object<End<SendComm>>, value) + offset_of!(End<SendComm>, data);
+const _: () = assert!(
+    PUMP == offset_of!(Object<End<RecvComm>>, value) + offset_of!(End<RecvComm>, data)
+        && SendComm::PUMP_OFFSET == 0
+        && RecvComm::PUMP_OFFSET == 0
+);
+
+/// The pump of the end that a request belongs to.
+///
+/// # Safety
+/// The request is pending, so it belongs to a live end; and as [`data`].
+#[inline(always)]
+pub unsafe fn pump_of<'a>(request: &Request) -> &'a mut Pump {
+    let owner: *mut c_void = std::ptr::with_exposed_provenance_mut(request.owner());
+    // SAFETY: the pump is the first field of the data of either kind, see above; the end is alive.
+    unsafe { &mut *owner.byte_add(PUMP).cast::<Pump>() }
 }
 
 /// A context, listener, region, sending or receiving end.
@@ -230,6 +252,39 @@ where
     Ok(unsafe { &mut *(*object).value.data.get() })
 }
 
+/// As [`data`], without a word about why not.
+///
+/// # Safety
+/// As [`data`], and not NULL.
+#[inline(always)]
+pub unsafe fn data_or_none<'a, T>(pointer: *mut c_void) -> Option<&'a mut T>
+where
+    End<T>: Kinded,
+{
+    let object = pointer.cast::<Object<End<T>>>();
+    // SAFETY: as `data`.
+    if unsafe { (*object).tag } != <End<T> as Kinded>::KIND as Tag {
+        return None;
+    }
+    // SAFETY: as `data`.
+    Some(unsafe { &mut *(*object).value.data.get() })
+}
+
+/// As [`region`], without a word about why not.
+///
+/// # Safety
+/// As [`region`], and not NULL.
+#[inline(always)]
+pub unsafe fn region_or_none<'a>(pointer: *mut c_void) -> Option<&'a Region> {
+    let object = pointer.cast::<Object<Region>>();
+    // SAFETY: as `region`.
+    if unsafe { (*object).tag } != Kind::Region as Tag {
+        return None;
+    }
+    // SAFETY: as `region`.
+    Some(unsafe { &(*object).value })
+}
+
 /// A memory handle; NULL is none.
 ///
 /// # Safety
@@ -258,6 +313,21 @@ pub enum Owner<'a> {
     Send(&'a mut SendComm),
     /// A receiving end.
     Recv(&'a mut RecvComm),
+}
+
+/// The owner of a request that is known to be one.
+///
+/// # Safety
+/// The request belongs to a live communicator; and as [`data`].
+#[inline(always)]
+pub unsafe fn owner_of<'a>(request: &Request) -> Option<Owner<'a>> {
+    let owner: *mut c_void = std::ptr::with_exposed_provenance_mut(request.owner());
+    // SAFETY: the owner is alive by the caller's promise.
+    if let Some(comm) = unsafe { data_or_none(owner) } {
+        return Some(Owner::Send(comm));
+    }
+    // SAFETY: as above.
+    unsafe { data_or_none(owner) }.map(Owner::Recv)
 }
 
 /// The owner of a request and the request's number.

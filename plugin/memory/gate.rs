@@ -109,7 +109,7 @@ impl Gate {
     }
 
     /// Whether the data path may go on.
-    #[inline]
+    #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.word.load(Ordering::Relaxed) == OPEN
     }
@@ -119,9 +119,11 @@ impl Gate {
         GateState::from_word(self.word.load(Ordering::Acquire))
     }
 
-    /// Records that something happened; the first report stays, except that the communicator's own failure is final.
+    /// Records that something happened; the first report stays, except that the communicator's own failure is final. A
+    /// forked child's gate stays as it is.
     pub fn report(&self, state: GateState) {
-        if self.is_open() || state == GateState::Failed {
+        let failed = state == GateState::Failed && self.state() != GateState::Forked;
+        if self.is_open() || failed {
             self.word.store(state.word(), Ordering::Release);
         }
     }

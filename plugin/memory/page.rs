@@ -154,7 +154,7 @@ impl Word {
     }
 
     /// Reads it.
-    #[inline]
+    #[inline(always)]
     pub fn load(&self, order: Ordering) -> u32 {
         // SAFETY: the word is inside the mapping that `_pages` keeps.
         unsafe { self.word.as_ref() }.load(order)

@@ -84,7 +84,7 @@ impl Region {
     }
 
     /// Whether `len` bytes at `addr` lie inside what was registered.
-    #[inline]
+    #[inline(always)]
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         let offset = addr.wrapping_sub(self.start);
         offset <= self.len && len <= self.len - offset
@@ -101,19 +101,19 @@ impl Region {
     }
 
     /// The key for this host's work requests on `rail`.
-    #[inline]
+    #[inline(always)]
     pub fn lkey(&self, rail: usize) -> u32 {
         self.lkeys[rail % MAX_RAILS]
     }
 
     /// The keys to give to a peer, in rail order; unused entries are 0.
-    #[inline]
+    #[inline(always)]
     pub fn rkeys(&self) -> &[u32; MAX_RAILS] {
         &self.rkeys
     }
 
     /// A local range of this region on `rail`.
-    #[inline]
+    #[inline(always)]
     pub fn local(&self, rail: usize, addr: u64, len: u32) -> Local {
         Local { addr, len, lkey: self.lkey(rail) }
     }

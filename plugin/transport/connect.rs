@@ -218,7 +218,6 @@ impl Connecting {
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let route = send::Route {
             lanes: parts.lanes,
-            cqs: parts.cqs,
             local: parts.registered,
             record_addr: end.memory,
             record_rkeys: end.rails.iter().map(|r| r.rkey).collect(),
@@ -233,7 +232,8 @@ impl Connecting {
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
-        let comm = SendComm::new(self.gate.clone(), parts.fifo, parts.records, route, peer);
+        let comm =
+            SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("sending end ready: {}", comm.peer());
         let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate)?;
         Ok(Comm::new(shared, comm))

@@ -265,7 +265,7 @@ impl Setup {
             .qps
             .into_iter()
             .enumerate()
-            .map(|(lane, qp)| Lane::new(qp, lane % rails, lane % remote_rails, depth))
+            .map(|(lane, qp)| Lane::new(qp, lane, lane % rails, lane % remote_rails, depth))
             .collect();
         Parts {
             lanes,

@@ -17,8 +17,9 @@
 use crate::error::Result;
 use crate::memory::PageOwned;
 use crate::memory::region::MAX_RAILS;
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Receives that may be advertised and not complete.
 pub const SLOTS: usize = 32;
@@ -51,10 +52,12 @@ pub struct Credit {
     pub sequence: u32,
 }
 
+#[inline(always)]
 fn pack(low: u32, high: u32) -> u64 {
     (u64::from(low) | u64::from(high) << 32).to_le()
 }
 
+#[inline(always)]
 fn unpack(word: u64) -> (u32, u32) {
     let word = u64::from_le(word);
     #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken on purpose")]
@@ -64,11 +67,63 @@ fn unpack(word: u64) -> (u32, u32) {
 /// A grid of slots × members in memory that the other side writes or reads by RDMA.
 #[derive(Debug)]
 pub struct CreditFifo {
-    pages: Arc<PageOwned>,
+    /// The first word of the grid.
+    base: NonNull<AtomicU64>,
     stride: usize,
+    pages: Arc<PageOwned>,
+}
+
+// SAFETY: the words are atomics inside the mapping that `pages` keeps alive.
+unsafe impl Send for CreditFifo {}
+
+/// The head of a one-member receive in a FIFO of one-half entries.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    words: &'a [AtomicU64; HALF / 8],
+    rkeys: &'a [AtomicU32; 2],
+}
+
+impl Head<'_> {
+    /// Bytes that may be sent and the tag that the send must have.
+    #[inline(always)]
+    pub fn len_and_tag(self) -> (u32, u32) {
+        unpack(self.words[1].load(Ordering::Relaxed))
+    }
+
+    /// Address of the buffer at the receiver.
+    #[inline(always)]
+    pub fn addr(self) -> u64 {
+        u64::from_le(self.words[0].load(Ordering::Relaxed))
+    }
+
+    /// The key of the receiver's `rail`, 0 or 1.
+    #[inline(always)]
+    pub fn rkey(self, rail: usize) -> u32 {
+        u32::from_le(self.rkeys[rail % 2].load(Ordering::Relaxed))
+    }
+}
+
+/// What the head of the FIFO holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Front<'a> {
+    /// The receive asked for has not been advertised.
+    Empty,
+    /// It has one member, and this is it.
+    One(Head<'a>),
+    /// It has several members.
+    Several,
 }
 
 impl CreditFifo {
+    /// Bytes of a one-half entry.
+    pub const SHORT: u32 = HALF as u32;
+
+    /// Offset of the first entry of `slot` from the start of a grid of one-half entries.
+    #[inline(always)]
+    pub fn short_offset(slot: usize) -> u64 {
+        (slot % SLOTS * (MEMBERS * HALF)) as u64
+    }
+
     /// Bytes of the grid with this stride.
     pub fn bytes(stride: usize) -> usize {
         SLOTS * MEMBERS * stride
@@ -76,30 +131,81 @@ impl CreditFifo {
 
     /// A grid at the start of `pages`.
     pub fn new(pages: Arc<PageOwned>, stride: usize) -> Self {
-        assert!(pages.len() >= Self::bytes(stride));
-        Self { pages, stride }
+        assert!(pages.len() >= Self::bytes(stride) && stride.is_multiple_of(HALF));
+        Self { base: NonNull::from(pages.u64_at(0)), stride, pages }
     }
 
     /// Bytes of one entry.
-    #[inline]
+    #[inline(always)]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
     /// Offset of an entry from the start of the grid.
-    #[inline]
+    #[inline(always)]
     pub fn offset(&self, slot: usize, member: usize) -> usize {
         (slot % SLOTS * MEMBERS + member % MEMBERS) * self.stride
     }
 
     /// Address of an entry in this process.
-    #[inline]
+    #[inline(always)]
     pub fn addr(&self, slot: usize, member: usize) -> u64 {
         (self.pages.addr() + self.offset(slot, member)) as u64
     }
 
+    /// The four words of the first entry of `slot` in a FIFO of one-half entries.
+    #[inline(always)]
+    fn short_half(&self, slot: usize) -> NonNull<[AtomicU64; HALF / 8]> {
+        debug_assert!(self.is_short());
+        // SAFETY: `new` checked that the mapping holds the whole grid, of which this is an entry; the mapping lives as
+        // long as `pages`.
+        unsafe { self.base.byte_add(slot % SLOTS * (MEMBERS * HALF)).cast() }
+    }
+
+    /// Looks at the first entry of `slot`, expecting `sequence`, without copying it. Only for one-half entries.
+    #[inline(always)]
+    pub fn front(&self, slot: usize, sequence: u32) -> Front<'_> {
+        let half = self.short_half(slot);
+        // SAFETY: inside the mapping, see `short_half`; peers and devices are only met through atomics. The keys are
+        // read alone as the two halves of the third word.
+        let (words, rkeys) = unsafe { (half.as_ref(), half.byte_add(16).cast().as_ref()) };
+        // Acquire: see `read`.
+        let word = words[3].load(Ordering::Acquire);
+        if word == pack(1, sequence) {
+            Front::One(Head { words, rkeys })
+        } else if unpack(word).1 == sequence {
+            Front::Several
+        } else {
+            Front::Empty
+        }
+    }
+
+    /// Fills the first entry of `slot` of the local copy with a one-member receive, in a FIFO of one-half entries.
+    #[inline(always)]
+    pub fn fill_one(
+        &self,
+        slot: usize,
+        addr: u64,
+        len: u32,
+        tag: u32,
+        rkeys: [u32; 2],
+        sequence: u32,
+    ) {
+        // SAFETY: inside the mapping, see `short_half`.
+        let half = unsafe { self.short_half(slot).as_ref() };
+        half[0].store(addr.to_le(), Ordering::Relaxed);
+        half[1].store(pack(len, tag), Ordering::Relaxed);
+        half[2].store(pack(rkeys[0], rkeys[1]), Ordering::Relaxed);
+        half[3].store(pack(1, sequence), Ordering::Relaxed);
+    }
+
+    /// Whether entries are one half long: keys for up to two rails.
+    #[inline(always)]
+    pub fn is_short(&self) -> bool {
+        self.stride == HALF
+    }
+
     /// The entry if it carries `sequence`.
-    #[inline]
     pub fn read(&self, slot: usize, member: usize, sequence: u32) -> Option<Credit> {
         let at = self.offset(slot, member);
         // Acquire: pairs with the adapter's in-order write of the half. What is read below was written before.
@@ -125,7 +231,6 @@ impl CreditFifo {
     }
 
     /// Fills an entry of the local copy, from which it is written to the peer.
-    #[inline]
     pub fn fill(&self, slot: usize, member: usize, credit: &Credit) {
         let at = self.offset(slot, member);
         let put = |offset: usize, word: u64| {
@@ -162,18 +267,18 @@ impl SizeRecords {
     }
 
     /// Address of the record of `slot` in this process.
-    #[inline]
+    #[inline(always)]
     pub fn addr(&self, slot: usize) -> u64 {
         (self.pages.addr() + self.base) as u64 + Self::offset(slot)
     }
 
     /// Offset of the record of `slot` from the first.
-    #[inline]
+    #[inline(always)]
     pub fn offset(slot: usize) -> u64 {
         (slot % SLOTS * RECORD) as u64
     }
 
-    fn word(&self, slot: usize, member: usize) -> &std::sync::atomic::AtomicU32 {
+    fn word(&self, slot: usize, member: usize) -> &AtomicU32 {
         self.pages.u32_at(self.base + slot % SLOTS * RECORD + member % MEMBERS * size_of::<u32>())
     }
 

@@ -5,7 +5,7 @@
 //! there. A post is made only when there is room; the device's own "queue full" is never provoked.
 
 use crate::verbs::QueuePair;
-use crate::verbs::wr::SendChain;
+use crate::verbs::wr::{SendChain, SingleWrite};
 
 /// What a completion is about, packed into a work request identifier.
 ///
@@ -16,6 +16,8 @@ pub struct WrId(pub u64);
 /// Kinds of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// The only work request of a send with one member; the slot is its request.
+    Single,
     /// The last work request of one part of a send.
     Part,
     /// Only frees send queue slots.
@@ -28,13 +30,14 @@ pub enum Kind {
 
 impl WrId {
     /// Packs an identifier.
-    #[inline]
+    #[inline(always)]
     pub fn new(kind: Kind, lane: usize, slot: usize, position: u32) -> Self {
         let kind = match kind {
             Kind::Part => 1,
             Kind::Progress => 2,
             Kind::Receive => 3,
             Kind::Flush => 4,
+            Kind::Single => 5,
         };
         Self(
             kind << 56
@@ -45,31 +48,32 @@ impl WrId {
     }
 
     /// The kind; `None` for an identifier that this plugin did not make.
-    #[inline]
+    #[inline(always)]
     pub fn kind(self) -> Option<Kind> {
         match self.0 >> 56 {
             1 => Some(Kind::Part),
             2 => Some(Kind::Progress),
             3 => Some(Kind::Receive),
             4 => Some(Kind::Flush),
+            5 => Some(Kind::Single),
             _ => None,
         }
     }
 
     /// The lane.
-    #[inline]
+    #[inline(always)]
     pub fn lane(self) -> usize {
         (self.0 >> 40 & 0xff) as usize
     }
 
     /// The slot or request.
-    #[inline]
+    #[inline(always)]
     pub fn slot(self) -> usize {
         (self.0 >> 32 & 0xff) as usize
     }
 
     /// The position.
-    #[inline]
+    #[inline(always)]
     pub fn position(self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
         let low = self.0 as u32;
@@ -88,28 +92,46 @@ pub struct Lane {
     posted: u32,
     completed: u32,
     depth: u32,
+    /// The identifier of a one-member send without request and position.
+    single: u64,
+    /// The identifier of a credit without position.
+    progress: u64,
 }
 
 impl Lane {
     /// A lane over a connected or connecting queue pair whose send queue has `depth` slots.
-    pub fn new(qp: QueuePair, rail: usize, remote_rail: usize, depth: u32) -> Self {
-        Self { qp, rail, remote_rail, posted: 0, completed: 0, depth }
+    pub fn new(qp: QueuePair, index: usize, rail: usize, remote_rail: usize, depth: u32) -> Self {
+        let single = WrId::new(Kind::Single, index, 0, 0).0;
+        let progress = WrId::new(Kind::Progress, index, 0, 0).0;
+        Self { qp, rail, remote_rail, posted: 0, completed: 0, depth, single, progress }
+    }
+
+    /// The identifier of a work request that only frees slots, to be posted next.
+    #[inline(always)]
+    pub fn progress_id(&self) -> WrId {
+        WrId(self.progress | u64::from(self.next_position()))
+    }
+
+    /// The identifier of a one-member send for request number `request`, to be posted next.
+    #[inline(always)]
+    pub fn single_id(&self, request: u16) -> WrId {
+        WrId(self.single | u64::from(request) << 32 | u64::from(self.next_position()))
     }
 
     /// The queue pair.
-    #[inline]
+    #[inline(always)]
     pub fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
     /// Send queue slots that are free.
-    #[inline]
+    #[inline(always)]
     pub fn room(&self) -> u32 {
         self.depth - self.posted.wrapping_sub(self.completed)
     }
 
     /// The position of the `ahead`-th work request posted from now on, from 0.
-    #[inline]
+    #[inline(always)]
     pub fn position(&self, ahead: usize) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "chains are far shorter than 2^32")]
         let ahead = ahead as u32;
@@ -120,7 +142,7 @@ impl Lane {
     ///
     /// # Errors
     /// The errno of ibv_post_send.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, chain: &mut SendChain, count: usize) -> Result<(), i32> {
         self.qp.post_send(chain, count)?;
         #[expect(clippy::cast_possible_truncation, reason = "chains are far shorter than 2^32")]
@@ -129,8 +151,31 @@ impl Lane {
         Ok(())
     }
 
+    /// Posts one write; the caller saw that there is room.
+    ///
+    /// # Errors
+    /// The errno of ibv_post_send.
+    #[inline(always)]
+    pub fn post_single(&mut self, write: &mut SingleWrite) -> Result<(), i32> {
+        self.qp.post_single(write)?;
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Whether the send queue is full.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.posted.wrapping_sub(self.completed) == self.depth
+    }
+
+    /// The position of the next work request.
+    #[inline(always)]
+    pub fn next_position(&self) -> u32 {
+        self.posted.wrapping_add(1)
+    }
+
     /// The work request at `position` completed, and with it all before.
-    #[inline]
+    #[inline(always)]
     pub fn complete(&mut self, position: u32) {
         self.completed = position;
     }
@@ -142,7 +187,7 @@ mod tests {
 
     #[test]
     fn identifiers_round_trip() {
-        for kind in [Kind::Part, Kind::Progress, Kind::Receive, Kind::Flush] {
+        for kind in [Kind::Single, Kind::Part, Kind::Progress, Kind::Receive, Kind::Flush] {
             for (lane, slot, position) in [(0, 0, 0), (127, 31, u32::MAX), (255, 255, 7)] {
                 let id = WrId::new(kind, lane, slot, position);
                 assert_eq!(

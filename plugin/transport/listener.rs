@@ -265,13 +265,13 @@ impl Listener {
         let route = recv::Route {
             lanes: parts.lanes,
             flush,
-            cqs: parts.cqs,
             local: parts.registered,
             fifo_addr: hello.memory,
             fifo_rkeys: hello.rails.iter().map(|r| r.rkey).collect(),
             max_inline,
         };
-        let comm = RecvComm::new(self.gate.clone(), parts.fifo, parts.records, route, peer);
+        let comm =
+            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("receiving end ready: {}", comm.peer());
         let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate)?;
         Ok(Comm::new(shared, comm))

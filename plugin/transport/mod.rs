@@ -12,6 +12,7 @@ pub mod fifo;
 pub mod flush;
 pub mod lane;
 pub mod listener;
+pub mod pump;
 pub mod recv;
 pub mod request;
 pub mod send;

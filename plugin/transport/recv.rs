@@ -7,15 +7,15 @@ use super::comm::{Peer, Progress, Watchdog, completion_error};
 use super::fifo::{Credit, CreditFifo, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
-use super::request::{Outcome, Request, RequestPool, State};
+use super::pump::Pump;
+use super::request::{Outcome, Request, RequestPool, Start};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::cq::Completions;
-use crate::verbs::wr::{Flags, Local, RecvChain, Remote, SendChain};
+use crate::verbs::wr::{Flags, Local, RecvChain, Remote, SendChain, SingleWrite};
 use std::sync::Arc;
 
 /// Requests of a receiving end: its receives and as many flushes.
@@ -50,8 +50,6 @@ pub struct Route {
     pub lanes: Vec<Lane>,
     /// Loopback queue pairs in rail order; none when nothing needs a flush.
     pub flush: Vec<FlushQp>,
-    /// Completion queues in rail order.
-    pub cqs: Vec<Arc<CompletionQueue>>,
     /// Registrations of the credit copies and size records in rail order.
     pub local: Vec<Arc<Registered>>,
     /// Address of the sender's FIFO.
@@ -62,100 +60,201 @@ pub struct Route {
     pub max_inline: u32,
 }
 
-const NO_REQUEST: u8 = u8::MAX;
+/// A lane with its receives and what its credits always carry.
+struct RecvLane {
+    lane: Lane,
+    /// Receives consumed and not yet replaced.
+    consumed: u32,
+    refill: RecvChain,
+    /// Key of the local copy.
+    lkey: u32,
+    /// Key of the sender's FIFO.
+    fifo_rkey: u32,
+    /// The rail as a bit.
+    rail_bit: u32,
+}
+
+impl std::fmt::Debug for RecvLane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecvLane").field("lane", &self.lane).finish_non_exhaustive()
+    }
+}
+
+/// Stands for the request of a receive that was completed early.
+const NO_REQUEST: u16 = u16::MAX;
+/// Set in [`Slot::awaited`] for a receive with one member.
+const ONE: u64 = 1 << 32;
+/// Set in [`Slot::awaited`] for a receive with several members.
+const SEVERAL: u64 = 2 << 32;
 
 /// One advertised receive.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    sequence: u32,
-    bytes: u32,
-    members: u8,
-    waiting: bool,
-    arrived: u8,
-    /// The request that waits for it; none when it was completed early.
-    request: u8,
+    /// The immediate of the usual answer (one part, no record) with [`ONE`] or [`SEVERAL`] set; 0 when idle.
+    awaited: u64,
+    /// Bytes advertised for the only member.
     limit: u32,
+    /// The request that waits for it.
+    request: u16,
+    /// Number of members, where there are several.
+    members: u8,
+    /// Parts that came in so far; 0 when idle.
+    arrived: u8,
+    /// Their bytes; 0 when idle.
+    bytes: u32,
+}
+
+const IDLE: Slot =
+    Slot { awaited: 0, limit: 0, request: NO_REQUEST, members: 0, arrived: 0, bytes: 0 };
+
+impl Slot {
+    /// Starts waiting for the usual answer to a receive with one member.
+    #[inline(always)]
+    fn await_one(&mut self, sequence: u32, limit: u32, request: u16) {
+        self.awaited = u64::from(Imm::new(sequence, 1, false).0) | ONE;
+        self.limit = limit;
+        self.request = request;
+    }
+
+    /// Starts waiting for the answer to a receive with `members` members.
+    fn await_several(&mut self, sequence: u32, members: u8, request: u16) {
+        self.awaited = u64::from(Imm::new(sequence, 1, false).0) | SEVERAL;
+        self.members = members;
+        self.request = request;
+    }
+
+    /// Whether `imm` ends a part of the receive that this slot waits for.
+    fn is_answered_by(&self, imm: Imm) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
+        let usual = self.awaited as u32;
+        self.awaited != 0 && imm.matches(usual)
+    }
+
+    /// Number of members.
+    fn members(&self) -> usize {
+        if self.awaited & SEVERAL != 0 { self.members.into() } else { 1 }
+    }
 }
 
 /// Counters of one receiving end.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(missing_docs, reason = "named for what they count")]
 pub struct RecvStats {
-    pub messages: u64,
+    /// Receives advertised, wrapping.
+    pub receives: u32,
     pub flushes: u64,
     /// Flush calls that had nothing to wait for.
     pub flushes_skipped: u64,
 }
 
 /// The receiving end of a connection. Driven by one thread at a time.
+#[repr(C)]
 #[derive(Debug)]
 pub struct RecvComm {
-    gate: Gate,
+    pump: Pump,
     /// Number of the next receive.
     next: u32,
+    /// Lane of the next credit.
     lane: usize,
+    lanes: Vec<RecvLane>,
     shadow: CreditFifo,
-    records: SizeRecords,
-    route: Route,
-    slots: [Slot; SLOTS],
-    pool: RequestPool,
-    scratch: Scratch,
-    consumed: Vec<u32>,
+    shadow_addr: u64,
+    fifo_addr: u64,
+    /// Whether entries are one half long, as the usual case needs.
+    is_short: bool,
+    /// Flags of an unsignalled one-member credit.
+    one_flags: Flags,
+    max_inline: u32,
     /// Rails that carried data, one bit each.
     used_rails: u32,
-    stats: RecvStats,
+    credit: Credits,
+    pool: RequestPool,
+    slots: [Slot; SLOTS],
+    records: SizeRecords,
+    flush: Vec<FlushQp>,
+    flush_wrs: FlushWrs,
+    flushes: u64,
+    flushes_skipped: u64,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
+    /// Why the last [`Self::try_irecv`] could not post.
+    post_errno: i32,
+    // Dropped after the queue pairs.
+    _local: Vec<Arc<Registered>>,
 }
 
-/// Scratch for posting and polling.
-struct Scratch {
-    wrs: SendChain,
-    refill: Vec<RecvChain>,
-    wc: Completions,
-}
+/// Scratch for posting credits.
+struct Credits(SingleWrite);
 
-impl std::fmt::Debug for Scratch {
+/// Scratch for posting flushes.
+struct FlushWrs(SendChain);
+
+impl std::fmt::Debug for Credits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scratch").finish_non_exhaustive()
+        f.debug_struct("Credits").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for FlushWrs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlushWrs").finish_non_exhaustive()
     }
 }
 
 impl RecvComm {
-    /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted.
+    /// Where the pump is: first, so that a request's owner leads to it whatever its kind.
+    pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
+
+    /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted and whose completion
+    /// queues are `cqs`, in rail order.
     pub fn new(
         gate: Gate,
+        cqs: Vec<Arc<CompletionQueue>>,
         shadow: CreditFifo,
         records: SizeRecords,
         route: Route,
         peer: Peer,
     ) -> Self {
-        let refill = (0..route.lanes.len()).map(receives).collect();
+        let pump = Pump::new(gate, cqs);
+        let lanes = route
+            .lanes
+            .into_iter()
+            .enumerate()
+            .map(|(index, lane)| RecvLane {
+                consumed: 0,
+                refill: receives(index),
+                lkey: route.local[lane.rail].lkey(),
+                fifo_rkey: route.fifo_rkeys[lane.remote_rail],
+                rail_bit: 1 << (lane.rail % MAX_RAILS),
+                lane,
+            })
+            .collect();
         Self {
-            gate,
+            pool: RequestPool::new(REQUESTS, pump.rails()),
+            pump,
             next: 0,
             lane: 0,
+            lanes,
+            shadow_addr: shadow.addr(0, 0),
+            is_short: shadow.is_short(),
+            one_flags: credit_flags(CreditFifo::SHORT, route.max_inline),
             shadow,
-            records,
-            slots: [Slot {
-                sequence: 0,
-                bytes: 0,
-                members: 0,
-                waiting: false,
-                arrived: 0,
-                request: NO_REQUEST,
-                limit: 0,
-            }; SLOTS],
-            pool: RequestPool::new(REQUESTS),
-            scratch: Scratch { wrs: SendChain::new(1), refill, wc: Completions::new() },
-            consumed: vec![0; route.lanes.len()],
+            fifo_addr: route.fifo_addr,
+            max_inline: route.max_inline,
             used_rails: 0,
-            route,
-            stats: RecvStats::default(),
+            credit: Credits(SingleWrite::new(false)),
+            slots: [IDLE; SLOTS],
+            records,
+            flush: route.flush,
+            flush_wrs: FlushWrs(SendChain::new(1)),
+            flushes: 0,
+            flushes_skipped: 0,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
+            post_errno: 0,
+            _local: route.local,
         }
     }
 
@@ -166,7 +265,11 @@ impl RecvComm {
 
     /// Counters.
     pub fn stats(&self) -> RecvStats {
-        self.stats
+        RecvStats {
+            receives: self.next,
+            flushes: self.flushes,
+            flushes_skipped: self.flushes_skipped,
+        }
     }
 
     /// The other end.
@@ -174,28 +277,81 @@ impl RecvComm {
         &self.peer
     }
 
-    /// Advertises a receive of `members`, 1 to [`super::fifo::MEMBERS`]. `None`: as many as can be in flight are; call again.
+    /// Advertises the usual receive: one member with a memory handle, nothing in the way. Cannot fail by itself:
+    /// whatever needs a decision or an error is left to [`Self::irecv`], from an unchanged state.
+    #[inline(always)]
+    pub fn try_irecv(
+        &mut self,
+        addr: u64,
+        len: u32,
+        tag: u32,
+        region: &Region,
+        optional: bool,
+    ) -> Start<'_> {
+        let index = self.next as usize % SLOTS;
+        if !self.pump.gate().is_open() || self.slots[index].awaited != 0 || !self.is_short {
+            return Start::General;
+        }
+        if !region.contains(addr, len.into()) {
+            return Start::General;
+        }
+        let Some(lane) = self.lanes.get_mut(self.lane) else { return Start::General };
+        if lane.lane.is_full() {
+            return Start::General;
+        }
+        let Some(request) = self.pool.next() else { return Start::General };
+        let sequence = self.next.wrapping_add(1);
+        let rkeys = region.rkeys();
+        self.shadow.fill_one(index, addr, len, tag, [rkeys[0], rkeys[1]], sequence);
+        let offset = CreditFifo::short_offset(index);
+        let id = lane.lane.progress_id();
+        let local = Local {
+            addr: self.shadow_addr.wrapping_add(offset),
+            len: CreditFifo::SHORT,
+            lkey: lane.lkey,
+        };
+        let remote = Remote { addr: self.fifo_addr.wrapping_add(offset), rkey: lane.fifo_rkey };
+        self.credit.0.set_plain(id.0, local, remote, self.one_flags.signaled_if(is_signalled(id)));
+        if let Err(errno) = lane.lane.post_single(&mut self.credit.0) {
+            self.post_errno = errno;
+            return Start::Failed;
+        }
+        self.pool.commit(request, 1);
+        let mut waiting = request.index();
+        if optional {
+            request.set_size(0, len);
+            request.complete();
+            waiting = NO_REQUEST;
+        }
+        self.slots[index].await_one(sequence, len, waiting);
+        self.next = sequence;
+        self.lane += 1;
+        if self.lane == self.lanes.len() {
+            self.lane = 0;
+        }
+        Start::Started(request)
+    }
+
+    /// Advertises a receive of `members`, 1 to [`super::fifo::MEMBERS`]. `None`: as many as can be in flight are; call
+    /// again.
     ///
     /// `optional`: the caller detects arrival in the data and accepts a request that is complete at once; only for a
     /// single member.
     ///
     /// # Errors
     /// The connection failed, or a buffer is not inside its region.
-    #[inline]
     pub fn irecv<'a>(
         &mut self,
         members: impl ExactSizeIterator<Item = Posted<'a>>,
         optional: bool,
     ) -> Result<Option<&Request>, Fault> {
-        if !self.gate.is_open() {
+        if !self.pump.gate().is_open() {
             self.attention(true)?;
         }
         let index = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
-        if self.slots[index].waiting
-            || self.route.lanes[self.lane].room() == 0
-            || !self.pool.has_free()
-        {
+        let full = self.lanes[self.lane].lane.is_full();
+        if self.slots[index].awaited != 0 || full || !self.pool.has_free() {
             self.poll()?;
             return Ok(None);
         }
@@ -221,51 +377,34 @@ impl RecvComm {
                 },
             );
         }
-        let lane = &mut self.route.lanes[self.lane];
+        let lane = &mut self.lanes[self.lane];
         let bytes = (count * self.shadow.stride()) as u32;
-        let local = Local {
-            addr: self.shadow.addr(index, 0),
-            len: bytes,
-            lkey: self.route.local[lane.rail].lkey(),
-        };
+        let id = lane.lane.progress_id();
+        let local = Local { addr: self.shadow.addr(index, 0), len: bytes, lkey: lane.lkey };
         let remote = Remote {
-            addr: self.route.fifo_addr.wrapping_add(self.shadow.offset(index, 0) as u64),
-            rkey: self.route.fifo_rkeys[lane.remote_rail],
+            addr: self.fifo_addr.wrapping_add(self.shadow.offset(index, 0) as u64),
+            rkey: lane.fifo_rkey,
         };
-        let position = lane.position(0);
-        let mut flags =
-            if position.is_multiple_of(SIGNAL_EVERY) { Flags::SIGNALED } else { Flags::SILENT };
-        if bytes <= self.route.max_inline {
-            flags = flags.inline();
-        }
-        let id = WrId::new(Kind::Progress, self.lane, 0, position);
-        self.scratch.wrs.write(0, id.0, local, remote, flags);
-        if let Err(errno) = lane.post(&mut self.scratch.wrs, 1) {
+        let flags = credit_flags(bytes, self.max_inline).signaled_if(is_signalled(id));
+        self.credit.0.set_plain(id.0, local, remote, flags);
+        if let Err(errno) = lane.lane.post_single(&mut self.credit.0) {
             return Err(self.post_failed("ibv_post_send", errno));
         }
-        self.lane += 1;
-        if self.lane == self.route.lanes.len() {
-            self.lane = 0;
-        }
+        self.lane = (self.lane + 1) % self.lanes.len();
         self.next = sequence;
         // Cannot fail: a free request was seen above and nothing took it.
         let Some(request) = self.pool.take(count as u8) else { return Ok(None) };
-        let request_index = request.index();
-        let early = optional && count == 1;
-        if early {
+        let taken = request.index();
+        if count > 1 {
+            self.slots[index].await_several(sequence, count as u8, taken);
+        } else if optional {
             request.set_size(0, limit);
             request.complete();
+            self.slots[index].await_one(sequence, limit, NO_REQUEST);
+        } else {
+            self.slots[index].await_one(sequence, limit, taken);
         }
-        self.slots[index] = Slot {
-            sequence,
-            bytes: 0,
-            members: count as u8,
-            waiting: true,
-            arrived: 0,
-            request: if early { NO_REQUEST } else { request_index as u8 },
-            limit,
-        };
-        Ok(Some(self.pool.get(request_index)))
+        Ok(self.pool.get(taken.into()))
     }
 
     /// Starts a flush of what was received at `addr`, one byte inside `region`. `Ok(None)` with `false`: nothing to
@@ -274,7 +413,7 @@ impl RecvComm {
     /// # Errors
     /// The connection failed, or the address is not inside the region.
     pub fn iflush(&mut self, addr: u64, region: &Region) -> Result<Option<&Request>, Fault> {
-        if !self.gate.is_open() {
+        if !self.pump.gate().is_open() {
             self.attention(true)?;
         }
         if !region.contains(addr, 1) {
@@ -284,13 +423,13 @@ impl RecvComm {
         }
         // Before anything arrived nobody knows which rails will matter.
         let used = if self.used_rails == 0 { u32::MAX } else { self.used_rails };
-        let rails = self.route.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
+        let rails = self.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
-            self.stats.flushes_skipped += 1;
+            self.flushes_skipped += 1;
             return Ok(None);
         }
         // Bounded: a flush queue pair has a slot per receive in flight, and its reads complete on their own.
-        if self.route.flush.iter().any(|f| f.lane.room() == 0) || !self.pool.has_free() {
+        if self.flush.iter().any(|f| f.lane.is_full()) || !self.pool.has_free() {
             return Err(Box::new(Error::usage(format!(
                 "{}: more than {SLOTS} flushes in flight",
                 self.peer
@@ -299,75 +438,100 @@ impl RecvComm {
         let Some(request) = self.pool.take(0) else { return Ok(None) };
         let index = request.index();
         request.set_parts(rails as u8);
-        for flush in self.route.flush.iter_mut().filter(|f| used >> f.lane.rail & 1 != 0) {
+        for flush in self.flush.iter_mut().filter(|f| used >> f.lane.rail & 1 != 0) {
             let id = WrId::new(Kind::Flush, flush.lane.rail, index.into(), flush.lane.position(0));
             let remote = Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] };
-            self.scratch.wrs.read(0, id.0, flush.scratch(), remote, Flags::SIGNALED);
-            if let Err(errno) = flush.lane.post(&mut self.scratch.wrs, 1) {
+            self.flush_wrs.0.read(0, id.0, flush.scratch(), remote, Flags::SIGNALED);
+            if let Err(errno) = flush.lane.post(&mut self.flush_wrs.0, 1) {
                 return Err(self.post_failed("ibv_post_send (flush)", errno));
             }
         }
-        self.stats.flushes += 1;
-        Ok(Some(self.pool.get(index)))
+        self.flushes += 1;
+        Ok(self.pool.get(index.into()))
     }
 
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
-        self.stats.flushes_skipped += 1;
+        self.flushes_skipped += 1;
+    }
+
+    /// Takes note of the usual poll result: completions of one-member receives that came in one part. Returns how many
+    /// it took note of, from the first; [`Self::completions`] must look at the rest.
+    #[inline(always)]
+    pub fn settle(&mut self, found: i32) -> usize {
+        let mut settled = 0;
+        for wc in self.pump.wc.iter(found) {
+            let id = WrId(wc.id());
+            if !wc.is_success() || id.kind() != Some(Kind::Receive) {
+                break;
+            }
+            let (imm, bytes) = (wc.imm(), wc.byte_len());
+            let slot = &mut self.slots[Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS];
+            let Some(lane) = self.lanes.get_mut(id.lane()) else { break };
+            // The last receive of a batch is left to the general case, which posts the next batch.
+            if slot.awaited != u64::from(imm) | ONE
+                || bytes > slot.limit
+                || lane.consumed + 1 == RECV_BATCH
+            {
+                break;
+            }
+            slot.awaited = 0;
+            if let Some(request) = self.pool.get(slot.request.into()) {
+                request.set_size(0, bytes);
+                request.complete();
+            }
+            lane.consumed += 1;
+            self.used_rails |= lane.rail_bit;
+            settled += 1;
+        }
+        settled
+    }
+
+    /// Takes a complete request of this communicator back.
+    #[inline(always)]
+    pub fn put(&mut self, request: &Request) {
+        self.pool.put(request);
     }
 
     /// Whether request `index` is complete; a complete one goes back to the pool.
     ///
     /// # Errors
     /// The connection failed, or the request is not in flight.
-    #[inline]
-    pub fn test(&mut self, index: u16) -> Result<Outcome, Fault> {
-        if self.pool.get(index).state() == State::Pending {
-            if !self.gate.is_open() {
+    pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
+        if self.pool.get(index.into()).is_some_and(Request::is_pending) {
+            if !self.pump.gate().is_open() {
                 self.attention(false)?;
             }
-            if self.poll()? == Progress::Nothing {
-                return Ok(Outcome::Pending);
-            }
+            self.poll()?;
         }
-        let request = self.pool.get(index);
-        match request.state() {
-            State::Done => {
-                let members = request.members();
-                self.pool.put(index);
-                Ok(Outcome::Done(members))
-            }
-            State::Pending => Ok(Outcome::Pending),
-            State::Free => Err(Box::new(Error::usage("test of a request that is not in flight"))),
-        }
+        let outcome = self.pool.finish(index);
+        let outcome = outcome
+            .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
+        Ok((outcome, self.pool.get(index.into())))
     }
 
-    /// Request `index`; its sizes are valid until the next irecv.
-    #[inline]
-    pub fn request(&self, index: u16) -> &Request {
-        self.pool.get(index)
-    }
-
-    #[inline]
     fn poll(&mut self) -> Result<Progress, Fault> {
         let mut progress = Progress::Nothing;
-        for rail in 0..self.route.cqs.len() {
-            let found = self.route.cqs[rail].poll(&mut self.scratch.wc);
+        for rail in 0..self.pump.rails() {
+            let found = self.pump.poll(rail);
             if found != 0 {
-                self.completions(found)?;
+                self.completions(0, found)?;
                 progress = Progress::Some;
             }
         }
         Ok(progress)
     }
 
-    #[inline(never)]
-    fn completions(&mut self, found: i32) -> Result<(), Fault> {
+    /// Takes note of the `found` completions of the last poll, from number `first`.
+    ///
+    /// # Errors
+    /// One of them failed, and with it the connection.
+    pub fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
         };
-        for index in 0..found {
-            let wc = self.scratch.wc.get(index);
+        for index in first..found {
+            let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
                 let what = match id.kind() {
@@ -384,16 +548,16 @@ impl RecvComm {
                     self.arrived(id.lane(), imm, bytes)?;
                 }
                 Some(Kind::Flush) => {
-                    if let Some(flush) =
-                        self.route.flush.iter_mut().find(|f| f.lane.rail == id.lane())
-                    {
+                    if let Some(flush) = self.flush.iter_mut().find(|f| f.lane.rail == id.lane()) {
                         flush.lane.complete(id.position());
-                        self.pool.get(id.slot() as u16).complete_part();
+                        if let Some(request) = self.pool.get(id.slot()) {
+                            request.complete_part();
+                        }
                     }
                 }
-                Some(Kind::Progress | Kind::Part) => {
-                    if let Some(lane) = self.route.lanes.get_mut(id.lane()) {
-                        lane.complete(id.position());
+                Some(Kind::Progress | Kind::Part | Kind::Single) => {
+                    if let Some(lane) = self.lanes.get_mut(id.lane()) {
+                        lane.lane.complete(id.position());
                     }
                 }
                 None => {}
@@ -402,27 +566,22 @@ impl RecvComm {
         Ok(())
     }
 
-    /// A part of a message arrived on `lane`.
-    #[inline]
+    /// A part of a message arrived on lane `lane`.
     fn arrived(&mut self, lane: usize, imm: Imm, bytes: u32) -> Result<(), Fault> {
         let index = imm.sequence().wrapping_sub(1) as usize % SLOTS;
         let slot = &mut self.slots[index];
-        if !slot.waiting || !imm.matches(slot.sequence) {
+        if !slot.is_answered_by(imm) {
             return Err(self.unexpected(imm));
         }
         slot.bytes = slot.bytes.saturating_add(bytes);
         slot.arrived += 1;
-        let whole = u32::from(slot.arrived) == imm.parts();
-        if whole {
-            slot.waiting = false;
-            let slot = *slot;
-            self.stats.messages += 1;
-            if !imm.has_record() && slot.members == 1 {
+        if u32::from(slot.arrived) == imm.parts() {
+            let slot = std::mem::replace(slot, IDLE);
+            if !imm.has_record() && slot.members() == 1 {
                 if slot.bytes > slot.limit {
                     return Err(self.unexpected(imm));
                 }
-                if slot.request != NO_REQUEST {
-                    let request = self.pool.get(slot.request.into());
+                if let Some(request) = self.pool.get(slot.request.into()) {
                     request.set_size(0, slot.bytes);
                     request.complete();
                 }
@@ -430,13 +589,12 @@ impl RecvComm {
                 self.arrived_with_record(index, slot, imm)?;
             }
         }
-        self.used_rails |= 1 << (self.route.lanes[lane].rail % MAX_RAILS);
-        self.consumed[lane] += 1;
-        if self.consumed[lane] == RECV_BATCH {
-            self.consumed[lane] = 0;
-            if let Err(errno) =
-                self.route.lanes[lane].qp().post_recv(&mut self.scratch.refill[lane])
-            {
+        let Some(at) = self.lanes.get_mut(lane) else { return Err(self.unexpected(imm)) };
+        self.used_rails |= at.rail_bit;
+        at.consumed += 1;
+        if at.consumed == RECV_BATCH {
+            at.consumed = 0;
+            if let Err(errno) = at.lane.qp().post_recv(&mut at.refill) {
                 return Err(self.post_failed("ibv_post_recv", errno));
             }
         }
@@ -444,18 +602,16 @@ impl RecvComm {
     }
 
     /// Completes a receive whose sizes the sender wrote beside the data.
-    #[inline(never)]
     fn arrived_with_record(&mut self, index: usize, slot: Slot, imm: Imm) -> Result<(), Fault> {
         if !imm.has_record() {
             return Err(self.unexpected(imm));
         }
-        let members = usize::from(slot.members);
+        let members = slot.members();
         let sizes = self.records.read(index, members);
         if sizes[..members].iter().any(|s| i32::try_from(*s).is_err()) {
             return Err(self.unexpected(imm));
         }
-        if slot.request != NO_REQUEST {
-            let request = self.pool.get(slot.request.into());
+        if let Some(request) = self.pool.get(slot.request.into()) {
             for (member, size) in sizes[..members].iter().enumerate() {
                 request.set_size(member, *size);
             }
@@ -479,7 +635,7 @@ impl RecvComm {
         if let Some(failure) = &self.failure {
             return Err(Box::new(failure.repeated()));
         }
-        let state = self.gate.state();
+        let state = self.pump.gate().state();
         if state != GateState::Forked && !starting && self.poll()? == Progress::Some {
             return Ok(());
         }
@@ -495,8 +651,14 @@ impl RecvComm {
         if self.failure.is_none() {
             self.failure = Some(error.clone());
         }
-        self.gate.report(GateState::Failed);
+        self.pump.gate().report(GateState::Failed);
         error
+    }
+
+    /// The failure of the last [`Self::try_irecv`], which ends the connection.
+    #[cold]
+    pub fn try_failed(&mut self) -> Fault {
+        self.post_failed("ibv_post_send", self.post_errno)
     }
 
     #[cold]
@@ -517,6 +679,17 @@ fn out_of_region(posted: &Posted<'_>) -> Fault {
         }
         None => format!("irecv of {len} bytes at {addr:#x} without a memory handle"),
     }))
+}
+
+/// Whether the credit with this identifier makes a completion, which frees its lane's slots.
+#[inline(always)]
+fn is_signalled(id: WrId) -> bool {
+    id.position().is_multiple_of(SIGNAL_EVERY)
+}
+
+/// Flags of an unsignalled credit of `bytes`.
+fn credit_flags(bytes: u32, max_inline: u32) -> Flags {
+    if bytes <= max_inline { Flags::SILENT.inline() } else { Flags::SILENT }
 }
 
 /// The receives that are posted on lane `lane` in one go.

@@ -4,17 +4,17 @@
 //! so the buffer may be reused. It says nothing about when the receiver sees them.
 
 use super::comm::{Peer, Progress, Watchdog, completion_error};
-use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
+use super::fifo::{Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
-use super::request::{Outcome, Request, RequestPool, State};
+use super::pump::Pump;
+use super::request::{Outcome, Request, RequestPool, Start};
 use super::stripe::{self, Imm};
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::cq::Completions;
-use crate::verbs::wr::{Flags, Local, Remote, SendChain};
+use crate::verbs::wr::{Flags, Local, Remote, SendChain, SingleWrite};
 use std::sync::Arc;
 
 /// Sends in flight: 32 receives of 8 members.
@@ -30,8 +30,6 @@ const CHAIN: usize = 16;
 pub struct Route {
     /// Queue pairs in lane order.
     pub lanes: Vec<Lane>,
-    /// Completion queues in rail order.
-    pub cqs: Vec<Arc<CompletionQueue>>,
     /// Local keys of the FIFO mapping in rail order.
     pub local: Vec<Arc<Registered>>,
     /// Address of the receiver's size records.
@@ -96,39 +94,52 @@ struct Group {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(missing_docs, reason = "named for what they count")]
 pub struct SendStats {
-    pub messages: u64,
+    /// Advertised receives that were answered, wrapping.
+    pub receives: u32,
     pub bytes: u64,
     /// Sends that were longer than the advertised receive.
     pub shortened: u64,
 }
 
 /// The sending end of a connection. Driven by one thread at a time.
+#[repr(C)]
 #[derive(Debug)]
 pub struct SendComm {
-    gate: Gate,
+    pump: Pump,
     fifo: CreditFifo,
     /// Number of the receive at the head of the FIFO.
     next: u32,
     /// Lane on which the next message begins.
     lane: usize,
-    /// Whether one message over one lane needs no more than one work request up to this size.
+    /// One-member messages up to this size take one work request and go the short way; 0 while a larger group is under
+    /// way, so that order is kept.
     simple_limit: u32,
+    single: Single,
+    pool: RequestPool,
+    bytes: u64,
     route: Route,
     groups: [Group; SLOTS],
-    pool: RequestPool,
     chain: Chain,
     forming: Box<Forming>,
     records: SizeRecords,
-    stats: SendStats,
+    shortened: u64,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
+    /// Why the last [`Self::try_isend`] could not post.
+    post_errno: i32,
 }
 
-/// Scratch for posting and polling.
-struct Chain {
-    wrs: SendChain,
-    wc: Completions,
+/// Scratch for posting one work request.
+struct Single(SingleWrite);
+
+/// Scratch for posting several.
+struct Chain(SendChain);
+
+impl std::fmt::Debug for Single {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Single").finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Chain {
@@ -138,29 +149,31 @@ impl std::fmt::Debug for Chain {
 }
 
 impl SendComm {
-    /// A sending end over a connected route.
+    /// Where the pump is: first, so that a request's owner leads to it whatever its kind.
+    pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
+
+    /// A sending end over a connected route whose completion queues are `cqs`, in rail order.
     pub fn new(
         gate: Gate,
+        cqs: Vec<Arc<CompletionQueue>>,
         fifo: CreditFifo,
         records: SizeRecords,
         route: Route,
         peer: Peer,
     ) -> Self {
-        let simple_limit = if route.width == 1 {
-            route.max_message.min(route.adaptive_threshold.unwrap_or(u32::MAX))
-        } else {
-            0
-        };
-        Self {
-            gate,
+        let pump = Pump::new(gate, cqs);
+        let mut comm = Self {
+            pool: RequestPool::new(REQUESTS, pump.rails()),
+            pump,
             fifo,
             next: 0,
             lane: 0,
-            simple_limit,
+            simple_limit: 0,
+            single: Single(SingleWrite::new(true)),
+            bytes: 0,
             route,
             groups: [Group::default(); SLOTS],
-            pool: RequestPool::new(REQUESTS),
-            chain: Chain { wrs: SendChain::new(CHAIN), wc: Completions::new() },
+            chain: Chain(SendChain::new(CHAIN)),
             forming: Box::new(Forming {
                 members: 0,
                 matched: [false; MEMBERS],
@@ -169,10 +182,22 @@ impl SendComm {
                 cursor: None,
             }),
             records,
-            stats: SendStats::default(),
+            shortened: 0,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
+            post_errno: 0,
+        };
+        comm.simple_limit = comm.usual_limit();
+        comm
+    }
+
+    /// The largest message that takes one work request.
+    fn usual_limit(&self) -> u32 {
+        if self.route.width == 1 && self.fifo.is_short() {
+            self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
+        } else {
+            0
         }
     }
 
@@ -183,12 +208,58 @@ impl SendComm {
 
     /// Counters.
     pub fn stats(&self) -> SendStats {
-        self.stats
+        SendStats { receives: self.next, bytes: self.bytes, shortened: self.shortened }
     }
 
     /// The other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Starts the usual send: one member, one work request, nothing in the way. Cannot fail by itself: whatever needs
+    /// a decision or an error is left to [`Self::isend`], from an unchanged state.
+    #[inline(always)]
+    pub fn try_isend(&mut self, addr: u64, size: u32, tag: u32, region: &Region) -> Start<'_> {
+        // No limit: a FIFO of long entries, several lanes per message, or a group under way.
+        if !self.pump.gate().is_open() || self.simple_limit == 0 {
+            return Start::General;
+        }
+        let sequence = self.next.wrapping_add(1);
+        let head = match self.fifo.front(self.next as usize, sequence) {
+            Front::Empty => return Start::WouldBlock,
+            Front::One(head) => head,
+            Front::Several => return Start::General,
+        };
+        let (limit, wanted) = head.len_and_tag();
+        // An empty message is "less one" the largest number, and so above every limit.
+        let above = size.wrapping_sub(1) >= limit.min(self.simple_limit);
+        if above || tag != wanted || !region.contains(addr, size.into()) {
+            return Start::General;
+        }
+        let Some(lane) = self.route.lanes.get_mut(self.lane) else { return Start::General };
+        if lane.is_full() {
+            return Start::General;
+        }
+        let Some(request) = self.pool.next() else { return Start::General };
+        self.single.0.set(
+            lane.single_id(request.index()).0,
+            Local { addr, len: size, lkey: region.lkey(lane.rail) },
+            Remote { addr: head.addr(), rkey: head.rkey(lane.remote_rail) },
+            Imm::new(sequence, 1, false).0,
+        );
+        if let Err(errno) = lane.post_single(&mut self.single.0) {
+            self.post_errno = errno;
+            return Start::Failed;
+        }
+        self.pool.commit(request, 1);
+        request.set_size(0, size);
+        self.next = sequence;
+        self.lane += 1;
+        if self.lane == self.route.lanes.len() {
+            self.lane = 0;
+        }
+        self.bytes += u64::from(size);
+        Start::Started(request)
     }
 
     /// Starts sending `size` bytes at `addr` to the oldest advertised receive with this tag. `None`: no such receive
@@ -198,7 +269,6 @@ impl SendComm {
     ///
     /// # Errors
     /// The connection failed, or the range is not inside the region.
-    #[inline]
     pub fn isend(
         &mut self,
         addr: u64,
@@ -206,71 +276,15 @@ impl SendComm {
         tag: u32,
         region: Option<&Region>,
     ) -> Result<Option<&Request>, Fault> {
-        if !self.gate.is_open() {
+        if !self.pump.gate().is_open() {
             self.attention(true)?;
         }
         let slot = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
-        let Some(credit) = self.fifo.read(slot, 0, sequence) else {
-            return Ok(None);
-        };
-        let len = size.min(credit.len);
-        let group = &self.groups[slot];
-        if credit.members != 1
-            || len > self.simple_limit
-            || group.pending != 0
-            || self.forming.members != 0
-        {
-            return self.isend_group(addr, size, tag, region, credit);
+        match self.fifo.read(slot, 0, sequence) {
+            Some(first) => self.isend_group(addr, size, tag, region, first),
+            None => Ok(None),
         }
-        if credit.tag != tag {
-            return Ok(None);
-        }
-        if len != size {
-            self.note_shortened(size, len, tag);
-        }
-        let lkey = match region {
-            Some(region) if region.contains(addr, len.into()) => {
-                region.lkey(self.route.lanes[self.lane].rail)
-            }
-            _ if len == 0 => 0,
-            _ => return Err(self.out_of_region(addr, len, region)),
-        };
-        let lane = &mut self.route.lanes[self.lane];
-        if lane.room() == 0 {
-            self.poll()?;
-            return Ok(None);
-        }
-        let Some(request) = self.pool.take(1) else {
-            self.poll()?;
-            return Ok(None);
-        };
-        request.set_size(0, len);
-        let index = request.index();
-        let id = WrId::new(Kind::Part, self.lane, slot, lane.position(0));
-        self.chain.wrs.write_imm(
-            0,
-            id.0,
-            Local { addr, len, lkey },
-            Remote { addr: credit.addr, rkey: credit.rkeys[lane.remote_rail % MAX_RAILS] },
-            Imm::new(sequence, 1, false).0,
-            Flags::SIGNALED,
-        );
-        if let Err(errno) = lane.post(&mut self.chain.wrs, 1) {
-            return Err(self.post_failed(errno));
-        }
-        let group = &mut self.groups[slot];
-        group.pending = 1;
-        group.members = 1;
-        group.requests[0] = index;
-        self.next = sequence;
-        self.lane += 1;
-        if self.lane == self.route.lanes.len() {
-            self.lane = 0;
-        }
-        self.stats.messages += 1;
-        self.stats.bytes += u64::from(len);
-        Ok(Some(self.pool.get(index)))
     }
 
     /// The general case: several members, several lanes, messages above the device's limit.
@@ -323,7 +337,7 @@ impl SendComm {
                 std::array::from_fn(|rail| region.lkey(rail))
             }
             _ if len == 0 => [0; MAX_RAILS],
-            _ => return Err(self.out_of_region(addr, len, region)),
+            _ => return Err(out_of_region(addr, len, region)),
         };
         let Some(request) = self.pool.take(1) else {
             self.poll()?;
@@ -338,19 +352,18 @@ impl SendComm {
         if forming.members == 0 {
             forming.members = members;
             forming.left = members;
-            forming.matched = [false; MEMBERS];
         }
         forming.matched[member] = true;
         forming.left -= 1;
         forming.list[member] =
             Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
-        self.stats.messages += 1;
-        self.stats.bytes += u64::from(len);
+        self.bytes += u64::from(len);
+        self.simple_limit = 0;
         if forming.left == 0 {
             self.begin_posting(slot, sequence);
             self.advance()?;
         }
-        Ok(Some(self.pool.get(index)))
+        Ok(self.pool.get(index.into()))
     }
 
     fn begin_posting(&mut self, slot: usize, sequence: u32) {
@@ -391,7 +404,7 @@ impl SendComm {
                 // Room comes with completions; the caller polls and returns here.
                 break;
             }
-            if let Err(errno) = self.route.lanes[index].post(&mut self.chain.wrs, count) {
+            if let Err(errno) = self.route.lanes[index].post(&mut self.chain.0, count) {
                 return Err(self.post_failed(errno));
             }
             if ended {
@@ -401,6 +414,8 @@ impl SendComm {
         if cursor.part == cursor.parts {
             self.forming.cursor = None;
             self.forming.members = 0;
+            self.forming.matched = [false; MEMBERS];
+            self.simple_limit = self.usual_limit();
             self.lane = (self.lane + self.route.width as usize) % lanes;
         } else {
             self.forming.cursor = Some(cursor);
@@ -453,7 +468,7 @@ impl SendComm {
                     let last = fused && whole && cursor.member + 1 == members;
                     cursor.offset += local.len;
                     if last {
-                        self.chain.wrs.write_imm(
+                        self.chain.0.write_imm(
                             count,
                             id(Kind::Part, count),
                             local,
@@ -469,7 +484,7 @@ impl SendComm {
                     } else {
                         (Kind::Progress, Flags::SILENT)
                     };
-                    self.chain.wrs.write(count, id(kind, count), local, remote, flags);
+                    self.chain.0.write(count, id(kind, count), local, remote, flags);
                     count += 1;
                 }
                 None => {
@@ -496,14 +511,7 @@ impl SendComm {
                             Flags::SIGNALED,
                         )
                     };
-                    self.chain.wrs.write_imm(
-                        count,
-                        id(Kind::Part, count),
-                        local,
-                        remote,
-                        imm,
-                        flags,
-                    );
+                    self.chain.0.write_imm(count, id(Kind::Part, count), local, remote, imm, flags);
                     return (count + 1, true);
                 }
             }
@@ -511,56 +519,73 @@ impl SendComm {
         (count, false)
     }
 
+    /// Takes note of the usual poll result: completions of one-member sends. Returns how many it took note of, from the
+    /// first; [`Self::completions`] must look at the rest.
+    #[inline(always)]
+    pub fn settle(&mut self, found: i32) -> usize {
+        let mut settled = 0;
+        for wc in self.pump.wc.iter(found) {
+            let id = WrId(wc.id());
+            if !wc.is_success() || id.kind() != Some(Kind::Single) || self.simple_limit == 0 {
+                break;
+            }
+            let (Some(lane), Some(request)) =
+                (self.route.lanes.get_mut(id.lane()), self.pool.get(id.slot()))
+            else {
+                break;
+            };
+            lane.complete(id.position());
+            request.complete();
+            settled += 1;
+        }
+        settled
+    }
+
+    /// Takes a complete request of this communicator back.
+    #[inline(always)]
+    pub fn put(&mut self, request: &Request) {
+        self.pool.put(request);
+    }
+
     /// Whether request `index` is complete; a complete one goes back to the pool.
     ///
     /// # Errors
     /// The connection failed, or the request is not in flight.
-    #[inline]
-    pub fn test(&mut self, index: u16) -> Result<Outcome, Fault> {
-        if self.pool.get(index).state() == State::Pending {
-            if !self.gate.is_open() {
+    pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
+        if self.pool.get(index.into()).is_some_and(Request::is_pending) {
+            if !self.pump.gate().is_open() {
                 self.attention(false)?;
             }
-            if self.poll()? == Progress::Nothing {
-                return Ok(Outcome::Pending);
-            }
+            self.poll()?;
         }
-        match self.pool.get(index).state() {
-            State::Done => {
-                self.pool.put(index);
-                Ok(Outcome::Done(1))
-            }
-            State::Pending => Ok(Outcome::Pending),
-            State::Free => Err(Box::new(Error::usage("test of a request that is not in flight"))),
-        }
+        let outcome = self.pool.finish(index);
+        let outcome = outcome
+            .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
+        Ok((outcome, self.pool.get(index.into())))
     }
 
-    /// The bytes that request `index` sent; valid until the next isend.
-    #[inline]
-    pub fn request(&self, index: u16) -> &Request {
-        self.pool.get(index)
-    }
-
-    #[inline]
     fn poll(&mut self) -> Result<Progress, Fault> {
         let mut progress = Progress::Nothing;
-        for rail in 0..self.route.cqs.len() {
-            let found = self.route.cqs[rail].poll(&mut self.chain.wc);
+        for rail in 0..self.pump.rails() {
+            let found = self.pump.poll(rail);
             if found != 0 {
-                self.completions(found)?;
+                self.completions(0, found)?;
                 progress = Progress::Some;
             }
         }
         Ok(progress)
     }
 
-    #[inline(never)]
-    fn completions(&mut self, found: i32) -> Result<(), Fault> {
+    /// Takes note of the `found` completions of the last poll, from number `first`.
+    ///
+    /// # Errors
+    /// One of them failed, and with it the connection.
+    pub fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
         };
-        for index in 0..found {
-            let wc = self.chain.wc.get(index);
+        for index in first..found {
+            let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
                 let error = completion_error(wc, &self.peer, "send");
@@ -570,14 +595,21 @@ impl SendComm {
                 continue;
             };
             lane.complete(id.position());
-            if kind == Kind::Part {
-                let group = &mut self.groups[id.slot() % SLOTS];
-                group.pending = group.pending.saturating_sub(1);
-                if group.pending == 0 {
-                    for request in &group.requests[..usize::from(group.members)] {
-                        self.pool.get(*request).complete();
+            let group = &mut self.groups[id.slot() % SLOTS];
+            let done = match kind {
+                Kind::Single => &[id.slot() as u16][..],
+                Kind::Part => {
+                    group.pending = group.pending.saturating_sub(1);
+                    if group.pending == 0 {
+                        &group.requests[..usize::from(group.members)]
+                    } else {
+                        &[]
                     }
                 }
+                _ => &[],
+            };
+            for request in done.iter().filter_map(|r| self.pool.get(usize::from(*r))) {
+                request.complete();
             }
         }
         if self.forming.cursor.is_some() {
@@ -593,7 +625,7 @@ impl SendComm {
         if let Some(failure) = &self.failure {
             return Err(Box::new(failure.repeated()));
         }
-        let state = self.gate.state();
+        let state = self.pump.gate().state();
         if state != GateState::Forked && !starting && self.poll()? == Progress::Some {
             return Ok(());
         }
@@ -610,8 +642,14 @@ impl SendComm {
         if self.failure.is_none() {
             self.failure = Some(error.clone());
         }
-        self.gate.report(GateState::Failed);
+        self.pump.gate().report(GateState::Failed);
         error
+    }
+
+    /// The failure of the last [`Self::try_isend`], which ends the connection.
+    #[cold]
+    pub fn try_failed(&mut self) -> Fault {
+        self.post_failed(self.post_errno)
     }
 
     #[cold]
@@ -620,24 +658,24 @@ impl SendComm {
     }
 
     #[cold]
-    fn out_of_region(&mut self, addr: u64, len: u32, region: Option<&Region>) -> Fault {
-        Box::new(Error::argument(match region {
-            Some(region) => {
-                let (start, bytes) = region.range();
-                format!(
-                    "isend of {len} bytes at {addr:#x} is outside its memory handle ({bytes} bytes at {start:#x})"
-                )
-            }
-            None => format!("isend of {len} bytes at {addr:#x} without a memory handle"),
-        }))
-    }
-
-    #[cold]
     fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
-        self.stats.shortened += 1;
+        self.shortened += 1;
         tracing::debug!(
             "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
             self.peer
         );
     }
+}
+
+#[cold]
+fn out_of_region(addr: u64, len: u32, region: Option<&Region>) -> Fault {
+    Box::new(Error::argument(match region {
+        Some(region) => {
+            let (start, bytes) = region.range();
+            format!(
+                "isend of {len} bytes at {addr:#x} is outside its memory handle ({bytes} bytes at {start:#x})"
+            )
+        }
+        None => format!("isend of {len} bytes at {addr:#x} without a memory handle"),
+    }))
 }

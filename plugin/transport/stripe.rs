@@ -40,31 +40,31 @@ pub const MAX_PARTS: usize = 128;
 
 impl Imm {
     /// Packs an immediate.
-    #[inline]
+    #[inline(always)]
     pub fn new(sequence: u32, parts: u32, record: bool) -> Self {
         Self((sequence & 0xff_ffff) | (((parts - 1) & 0x7f) << 24) | (u32::from(record) << 31))
     }
 
     /// Whether it belongs to the receive with this sequence.
-    #[inline]
+    #[inline(always)]
     pub fn matches(self, sequence: u32) -> bool {
         (self.0 ^ sequence) & 0xff_ffff == 0
     }
 
     /// The low bits of the sequence.
-    #[inline]
+    #[inline(always)]
     pub fn sequence(self) -> u32 {
         self.0 & 0xff_ffff
     }
 
     /// Number of parts.
-    #[inline]
+    #[inline(always)]
     pub fn parts(self) -> u32 {
         ((self.0 >> 24) & 0x7f) + 1
     }
 
     /// Whether sizes are in the record.
-    #[inline]
+    #[inline(always)]
     pub fn has_record(self) -> bool {
         self.0 >> 31 != 0
     }

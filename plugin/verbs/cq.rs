@@ -66,10 +66,42 @@ impl CompletionQueue {
     }
 
     /// Takes up to [`BATCH`] completions; returns how many, or a negative number if the queue is broken.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&self, into: &mut Completions) -> i32 {
         // SAFETY: the queue is alive, the provider's own function is called, and the array has BATCH entries.
         unsafe { (self.poll)(self.raw(), BATCH as c_int, into.0.as_mut_ptr()) }
+    }
+}
+
+/// The poll function of one completion queue with its argument, side by side for the data path.
+pub struct Poller {
+    raw: NonNull<ibv_cq>,
+    poll: PollCq,
+    _cq: Arc<CompletionQueue>,
+}
+
+// SAFETY: as for the queue, which `_cq` keeps alive.
+unsafe impl Send for Poller {}
+// SAFETY: as above.
+unsafe impl Sync for Poller {}
+
+impl Poller {
+    /// A poller of `cq`.
+    pub fn new(cq: Arc<CompletionQueue>) -> Self {
+        Self { raw: cq.raw, poll: cq.poll, _cq: cq }
+    }
+
+    /// As [`CompletionQueue::poll`].
+    #[inline(always)]
+    pub fn poll(&self, into: &mut Completions) -> i32 {
+        // SAFETY: the queue is kept alive, the provider's own function is called, and the array has BATCH entries.
+        unsafe { (self.poll)(self.raw.as_ptr(), BATCH as c_int, into.0.as_mut_ptr()) }
+    }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller").finish_non_exhaustive()
     }
 }
 
@@ -90,6 +122,7 @@ impl Drop for CompletionQueue {
 }
 
 /// Room for one poll's completions.
+#[repr(transparent)]
 #[expect(missing_debug_implementations, reason = "entries hold old values between polls")]
 pub struct Completions([ibv_wc; BATCH]);
 
@@ -117,6 +150,12 @@ impl Completions {
         Self([EMPTY; BATCH])
     }
 
+    /// The completions of the last poll, which found this many; none when the queue is broken.
+    #[inline(always)]
+    pub fn iter(&self, found: i32) -> impl Iterator<Item = Completion<'_>> {
+        self.0.iter().take(usize::try_from(found).unwrap_or(0)).map(Completion)
+    }
+
     /// Completion `index` of the last poll.
     #[inline]
     pub fn get(&self, index: usize) -> Completion<'_> {
@@ -137,13 +176,13 @@ pub struct Completion<'a>(&'a ibv_wc);
 
 impl Completion<'_> {
     /// The work request's identifier.
-    #[inline]
+    #[inline(always)]
     pub fn id(self) -> u64 {
         self.0.wr_id
     }
 
     /// Whether the work request succeeded.
-    #[inline]
+    #[inline(always)]
     pub fn is_success(self) -> bool {
         self.0.status == WC_SUCCESS
     }
@@ -164,13 +203,13 @@ impl Completion<'_> {
     }
 
     /// Bytes written, for a receive completed by a write with immediate.
-    #[inline]
+    #[inline(always)]
     pub fn byte_len(self) -> u32 {
         self.0.byte_len
     }
 
     /// The immediate, in host order.
-    #[inline]
+    #[inline(always)]
     pub fn imm(self) -> u32 {
         // SAFETY: both members of the union are the same four bytes.
         u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })

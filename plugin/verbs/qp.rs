@@ -4,7 +4,7 @@ use super::sys::{
     QPT_RC, ibv_ah_attr, ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr, mask, qp_state,
 };
-use super::wr::{RecvChain, SendChain};
+use super::wr::{RecvChain, SendChain, SingleWrite};
 use super::{CompletionQueue, ProtectionDomain, errno, log_destroy};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
@@ -278,6 +278,18 @@ impl QueuePair {
         let rc = chain.with_list(count, |list| unsafe {
             (self.post_send)(self.raw.as_ptr(), list, &mut bad)
         });
+        if rc == 0 { Ok(()) } else { Err(rc) }
+    }
+
+    /// Posts one write.
+    ///
+    /// # Errors
+    /// As [`Self::post_send`].
+    #[inline(always)]
+    pub fn post_single(&self, write: &mut SingleWrite) -> std::result::Result<(), i32> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: as above; the list is the one work request.
+        let rc = unsafe { (self.post_send)(self.raw.as_ptr(), write.list(), &mut bad) };
         if rc == 0 { Ok(()) } else { Err(rc) }
     }
 

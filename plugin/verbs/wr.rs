@@ -36,6 +36,13 @@ impl Flags {
     /// Makes a completion.
     pub const SIGNALED: Self = Self(SEND_SIGNALED);
 
+    /// Signalled if `signaled`, else unchanged.
+    #[must_use]
+    #[inline(always)]
+    pub fn signaled_if(self, signaled: bool) -> Self {
+        Self(self.0 | (u32::from(signaled) * SEND_SIGNALED))
+    }
+
     /// The payload is copied while posting. Only up to the queue pair's inline limit.
     #[must_use]
     #[inline]
@@ -143,6 +150,56 @@ impl SendChain {
         let result = post(&raw mut self.slots[0].wr);
         self.slots[count - 1].wr.next = saved;
         result
+    }
+}
+
+/// One RDMA write with one SGE whose constant parts are filled once.
+#[expect(missing_debug_implementations, reason = "raw work requests")]
+pub struct SingleWrite(Box<Slot>);
+
+// SAFETY: the pointer inside leads only into the owned box.
+unsafe impl Send for SingleWrite {}
+
+impl SingleWrite {
+    /// A write, with immediate if asked for.
+    pub fn new(with_imm: bool) -> Self {
+        // SAFETY: work requests and SGEs are integers, raw pointers and unions of these: all-zero is a value.
+        let mut slot = Box::new(unsafe { std::mem::zeroed::<Slot>() });
+        slot.wr.sg_list = &raw mut slot.sge;
+        slot.wr.num_sge = 1;
+        slot.wr.opcode = if with_imm { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
+        slot.wr.send_flags = Flags::SIGNALED.0;
+        Self(slot)
+    }
+
+    /// Fills what changes from one to the next. `local` is not empty; the immediate is in host order.
+    #[inline(always)]
+    pub fn set(&mut self, id: u64, local: Local, remote: Remote, imm: u32) {
+        let Slot { wr, sge } = &mut *self.0;
+        sge.addr = local.addr;
+        sge.length = local.len;
+        sge.lkey = local.lkey;
+        wr.wr_id = id;
+        wr.imm_data_invalidated_rkey_union =
+            imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
+        wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    }
+
+    /// Fills what changes from one write without immediate to the next. `local` is not empty.
+    #[inline(always)]
+    pub fn set_plain(&mut self, id: u64, local: Local, remote: Remote, flags: Flags) {
+        let Slot { wr, sge } = &mut *self.0;
+        sge.addr = local.addr;
+        sge.length = local.len;
+        sge.lkey = local.lkey;
+        wr.wr_id = id;
+        wr.send_flags = flags.0;
+        wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    }
+
+    #[inline(always)]
+    pub(super) fn list(&mut self) -> *mut ibv_send_wr {
+        &raw mut self.0.wr
     }
 }
 

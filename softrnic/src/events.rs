@@ -4,9 +4,9 @@
 //! atomically; a reader treats what it reads as untrusted numbers and looks them up in its own tables.
 
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::shm::layout::PipeSlot;
@@ -25,19 +25,9 @@ pub fn record(kind: u32, index: u32, generation: u32) -> [u8; RECORD] {
 }
 
 /// A pipe, published in a slot of our region.
-///
-/// Closed with the object it belongs to, not when the object's memory is freed: a destroyed object stays allocated for
-/// a while, its descriptors must not.
 #[derive(Debug)]
 pub struct EventPipe {
-    read: AtomicI32,
-    write: AtomicI32,
-}
-
-impl Drop for EventPipe {
-    fn drop(&mut self) {
-        self.close();
-    }
+    ends: Mutex<Option<(OwnedFd, OwnedFd)>>,
 }
 
 impl EventPipe {
@@ -48,46 +38,41 @@ impl EventPipe {
         if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a plain system call on the descriptor just created.
-        unsafe { libc::fcntl(fds[1], libc::F_SETFL, libc::O_NONBLOCK) };
-        Ok(Self { read: AtomicI32::new(fds[0]), write: AtomicI32::new(fds[1]) })
-    }
-
-    /// Closes both ends.
-    pub fn close(&self) {
-        for end in [&self.read, &self.write] {
-            let fd = end.swap(-1, Ordering::AcqRel);
-            if fd >= 0 {
-                // SAFETY: this object owned the descriptor, and the swap gave it to this call alone.
-                unsafe { libc::close(fd) };
-            }
-        }
+        // SAFETY: both descriptors were just created and nobody else owns them.
+        let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
+        // SAFETY: a plain system call on a descriptor that `write` keeps open.
+        unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        Ok(Self { ends: Mutex::new(Some((read, write))) })
     }
 
     /// The descriptor for the application.
     pub fn read_fd(&self) -> RawFd {
-        self.read.load(Ordering::Acquire)
+        lock(&self.ends).as_ref().map_or(-1, |(read, _)| read.as_raw_fd())
+    }
+
+    /// Closes both ends; the object itself may stay allocated for a while.
+    pub fn close(&self) {
+        drop(lock(&self.ends).take());
     }
 
     /// Lets peers find the pipe.
     pub fn publish(&self, slot: &PipeSlot) -> io::Result<()> {
-        let fd = self.write.load(Ordering::Acquire);
-        // SAFETY: the descriptor is open as long as this object is not closed, and it is only borrowed here.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let meta = std::fs::File::from(borrowed.try_clone_to_owned()?).metadata()?;
+        let ends = lock(&self.ends);
+        let (_, write) = ends.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let meta = std::fs::File::from(write.try_clone()?).metadata()?;
         slot.dev.store(meta.dev(), Ordering::Relaxed);
         slot.ino.store(meta.ino(), Ordering::Relaxed);
-        slot.fd.store(fd.cast_unsigned(), Ordering::Release);
+        slot.fd.store(write.as_raw_fd().cast_unsigned(), Ordering::Release);
         Ok(())
     }
 
     /// Reads one record; blocks if the application left the descriptor blocking.
     pub fn next(&self) -> io::Result<(u32, u32, u32)> {
         let mut bytes = [0_u8; RECORD];
+        // Not under the lock: the read may block for ever.
+        let fd = self.read_fd();
         // SAFETY: the buffer is RECORD bytes long.
-        let n = unsafe {
-            libc::read(self.read.load(Ordering::Acquire), bytes.as_mut_ptr().cast(), RECORD)
-        };
+        let n = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), RECORD) };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }

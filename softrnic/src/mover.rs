@@ -8,10 +8,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::env::MAX_SGE;
-
-/// Most segments of one side: a scatter/gather list plus the split-off last word.
-const MAX_SEGS: usize = MAX_SGE + 2;
+use crate::list::List;
 
 /// One contiguous piece, laid out as `iovec`.
 #[repr(C)]
@@ -25,33 +22,26 @@ pub struct Seg {
 
 const _: () = assert!(size_of::<Seg>() == size_of::<libc::iovec>());
 
-/// A list of segments.
-#[derive(Clone, Debug)]
+/// A list of segments that is used up from the front.
+#[derive(Clone, Debug, Default)]
 pub struct Segs {
-    n: usize,
-    v: [Seg; MAX_SEGS],
-}
-
-impl Default for Segs {
-    /// An empty list.
-    fn default() -> Self {
-        Self { n: 0, v: [Seg::default(); MAX_SEGS] }
-    }
+    first: usize,
+    list: List<Seg, 6>,
 }
 
 impl Segs {
-    /// Appends a piece; empty ones are dropped. A list longer than any request may be is cut, which the bounds of
-    /// queue creation exclude.
+    /// Appends a piece; empty ones are dropped.
+    #[inline]
     pub fn push(&mut self, addr: u64, len: usize) {
-        if let (Ok(addr), true) = (usize::try_from(addr), len > 0 && self.n < MAX_SEGS - 1) {
-            self.v[self.n] = Seg { addr, len };
-            self.n += 1;
+        if let (Ok(addr), true) = (usize::try_from(addr), len > 0) {
+            self.list.push(Seg { addr, len });
         }
     }
 
-    /// The pieces.
+    /// The pieces that are left.
+    #[inline]
     pub fn as_slice(&self) -> &[Seg] {
-        &self.v[..self.n]
+        self.list.as_slice().get(self.first..).unwrap_or(&[])
     }
 
     /// Sum of the lengths.
@@ -59,43 +49,28 @@ impl Segs {
         self.as_slice().iter().fold(0, |sum, s| sum.saturating_add(s.len))
     }
 
-    /// Shortens the list to its first `len` bytes.
-    pub fn truncate(&mut self, mut len: usize) {
-        for i in 0..self.n {
-            if self.v[i].len >= len {
-                self.v[i].len = len;
-                self.n = if len == 0 { i } else { i + 1 };
+    /// Splits an aligned last word off, so that it is copied last.
+    #[inline]
+    fn split_last_word(&mut self) {
+        let Some(last) = self.list.as_mut_slice().last_mut() else { return };
+        if last.len > 8 && (last.addr + last.len).is_multiple_of(8) {
+            last.len -= 8;
+            let word = Seg { addr: last.addr + last.len, len: 8 };
+            self.list.push(word);
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, mut by: usize) {
+        while let Some(seg) = self.list.as_mut_slice().get_mut(self.first) {
+            if by < seg.len {
+                seg.addr += by;
+                seg.len -= by;
                 return;
             }
-            len -= self.v[i].len;
+            by -= seg.len;
+            self.first += 1;
         }
-    }
-
-    /// Splits an aligned last word off, so that it is copied last.
-    fn split_last_word(&mut self) {
-        if self.n == 0 {
-            return;
-        }
-        let last = self.v[self.n - 1];
-        if last.len > 8 && (last.addr + last.len).is_multiple_of(8) {
-            self.v[self.n - 1].len -= 8;
-            self.v[self.n] = Seg { addr: last.addr + last.len - 8, len: 8 };
-            self.n += 1;
-        }
-    }
-
-    fn advance(&mut self, mut by: usize) {
-        let mut first = 0;
-        while first < self.n && by >= self.v[first].len {
-            by -= self.v[first].len;
-            first += 1;
-        }
-        if first < self.n {
-            self.v[first].addr += by;
-            self.v[first].len -= by;
-        }
-        self.v.copy_within(first..self.n, 0);
-        self.n -= first;
     }
 }
 
@@ -308,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn truncate_and_advance_keep_the_right_bytes() {
+    fn advance_keeps_the_right_bytes() {
         let mut s = segs(&[(100, 10), (200, 10), (300, 10)]);
-        s.truncate(15);
-        assert_eq!(s.total(), 15);
         s.advance(12);
-        assert_eq!((s.as_slice()[0].addr, s.total()), (202, 3));
-        s.truncate(0);
+        assert_eq!((s.as_slice()[0].addr, s.total()), (202, 18));
+        s.advance(8);
+        assert_eq!((s.as_slice()[0].addr, s.total()), (300, 10));
+        s.advance(10);
         assert!(s.as_slice().is_empty());
     }
 

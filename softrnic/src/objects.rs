@@ -86,6 +86,18 @@ pub fn purge() {
     CQS.purge();
     CHANNELS.purge();
     PDS.purge();
+    CONTEXTS.purge();
+}
+
+/// Forgets everything: this is a forked child, and the objects it inherited are its parent's.
+pub fn abandon() {
+    QPS.abandon();
+    SRQS.abandon();
+    MRS.abandon();
+    CQS.abandon();
+    CHANNELS.abandon();
+    PDS.abandon();
+    CONTEXTS.abandon();
 }
 
 /// Destroys what the application left behind in a context.

@@ -68,6 +68,24 @@ fn nonce() -> u64 {
     mixed.max(1)
 }
 
+/// Leaves the fabric when the program exits (or unloads the library) without having closed its devices, so that no
+/// empty directory stays behind. Nothing else is torn down: other threads may still be running.
+extern "C" fn at_exit() {
+    crate::capi::guard((), || {
+        // A thread that is killed by exit may hold the lock; then the next process sweeps the slot.
+        if let Ok(current) = CURRENT.try_lock()
+            && let Some((process, _)) = current.as_ref()
+            && process.pid == std::process::id()
+        {
+            process.fabric.leave();
+        }
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
 impl Process {
     fn create() -> io::Result<Arc<Self>> {
         // Yama lets only descendants attach unless the target opts in. Without Yama this fails, which is fine.
@@ -119,6 +137,7 @@ impl Process {
             }
             // A forked child: what it inherited belongs to its parent and must not be torn down here.
             std::mem::forget(current.take());
+            crate::objects::abandon();
         }
         let process = Self::create()?;
         *current = Some((Arc::clone(&process), 1));
@@ -139,6 +158,7 @@ impl Process {
             self.assist.stop(&self.region);
             self.fabric.leave();
             lock(&self.peers).clear();
+            self.own.forget();
             drop(lock(&self.region_fd).take());
             crate::objects::purge();
         }

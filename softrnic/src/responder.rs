@@ -68,7 +68,11 @@ impl<'a> Target<'a> {
         if key >> 24 != self.peer.id & 0xff {
             return None;
         }
-        let slot = self.peer.region.mr(key_index(key))?;
+        // Within the process the private table decides: an address from shared memory must never be dereferenced here.
+        let slot = match self.peer.local {
+            true => self.process.local_mr(key_index(key))?,
+            false => self.peer.region.mr(key_index(key))?,
+        };
         let piece = mr::check(slot, key, self.slot.pd.load(Ordering::Relaxed), addr, len, need)?;
         let len = usize::try_from(len).ok()?;
         if piece.fd == 0 || self.peer.local {
@@ -83,7 +87,12 @@ impl<'a> Target<'a> {
         let aligned = start & !0xffff;
         let extent = whole.checked_add(usize::try_from(start - aligned).ok()?)?;
         let map = self.peer.window(key, piece.fd, aligned, extent, write).ok()?;
-        place.segs.push((map.addr() as u64).checked_add(piece.fd_off.checked_sub(aligned)?)?, len);
+        // The numbers were read one by one from memory that the peer writes: check against the mapping itself.
+        let at = usize::try_from(piece.fd_off.checked_sub(aligned)?).ok()?;
+        if at.checked_add(len)? > map.len() {
+            return None;
+        }
+        place.segs.push((map.addr() + at) as u64, len);
         place.pid = None;
         place._windows.push(map);
         Some(())

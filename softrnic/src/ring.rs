@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::abi::{Sge, Wc};
+use crate::list::List;
 use crate::shm::layout::{CQE_WORDS, CqSlot, rqe_words};
 use crate::shm::region::Region;
 
@@ -14,28 +15,22 @@ pub const KIND_SEND: u8 = 1;
 pub const KIND_RECV: u8 = 2;
 
 /// A receive entry, copied out of a ring.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Receive {
     /// The application's id.
     pub wr_id: u64,
-    n: usize,
-    sges: [Sge; crate::env::MAX_SGE],
+    sges: List<Sge, 4>,
 }
 
 impl Receive {
     /// An entry from a work request's parts; the list is cut at what any queue allows.
     pub fn new(wr_id: u64, list: impl Iterator<Item = Sge>) -> Self {
-        let mut entry = Self { wr_id, n: 0, sges: [Sge::default(); crate::env::MAX_SGE] };
-        for (to, from) in entry.sges.iter_mut().zip(list) {
-            *to = from;
-            entry.n += 1;
-        }
-        entry
+        Self { wr_id, sges: list.take(crate::env::MAX_SGE).collect() }
     }
 
     /// The scatter list.
     pub fn sges(&self) -> &[Sge] {
-        &self.sges[..self.n]
+        self.sges.as_slice()
     }
 
     /// Stores the entry in a slot of a ring.
@@ -47,7 +42,7 @@ impl Receive {
             }
         };
         put(0, self.wr_id);
-        put(1, self.n as u64);
+        put(1, self.sges().len() as u64);
         for (i, sge) in self.sges().iter().enumerate() {
             put(2 + 2 * i, sge.addr);
             put(3 + 2 * i, u64::from(sge.length) | u64::from(sge.lkey) << 32);

@@ -69,6 +69,13 @@ impl<T> Registry<T> {
         lock(&self.inner).live.len()
     }
 
+    /// Empties the registry without running any destructor: what a forked child inherited is its parent's.
+    pub fn abandon(&self) {
+        let mut inner = lock(&self.inner);
+        let (live, graves) = (std::mem::take(&mut inner.live), std::mem::take(&mut inner.graves));
+        std::mem::forget((live, graves));
+    }
+
     /// Frees the destroyed objects.
     pub fn purge(&self) {
         let graves = std::mem::take(&mut lock(&self.inner).graves);

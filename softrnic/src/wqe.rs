@@ -5,6 +5,7 @@
 
 use crate::abi::*;
 use crate::env::{MAX_INLINE, MAX_SGE};
+use crate::list::List;
 
 /// A copied send request.
 #[derive(Clone, Debug)]
@@ -33,8 +34,7 @@ pub struct Wqe {
     pub order: u64,
     /// Whether a held request may run.
     pub released: bool,
-    n: usize,
-    sges: [Sge; MAX_SGE],
+    sges: List<Sge, 4>,
     /// Inline payload once the request outlives its post call.
     inline: Option<Box<[u8]>>,
 }
@@ -86,14 +86,14 @@ impl Wqe {
             counter: 0,
             order: 0,
             released: false,
-            n,
-            sges: [Sge::default(); MAX_SGE],
+            sges: List::default(),
             inline: None,
         };
-        for (i, to) in wqe.sges.iter_mut().enumerate().take(n) {
+        for i in 0..n {
             // SAFETY: the caller's list has `num_sge` entries.
-            *to = unsafe { list.add(i).read() };
-            wqe.len += u64::from(to.length);
+            let sge = unsafe { list.add(i).read() };
+            wqe.len += u64::from(sge.length);
+            wqe.sges.push(sge);
         }
         let atomic = matches!(opcode, WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD);
         if matches!(opcode, WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM) {
@@ -139,7 +139,7 @@ impl Wqe {
 
     /// The scatter/gather list.
     pub fn sges(&self) -> &[Sge] {
-        &self.sges[..self.n]
+        self.sges.as_slice()
     }
 
     /// Inline payload that was copied by `detach`.

@@ -137,6 +137,34 @@ fn a_hostile_application_gets_errors() {
 }
 
 #[test]
+fn scribbled_shared_memory_does_not_take_the_process_down() {
+    let (garbage, scribble) = (compile("garbage"), compile("scribble"));
+    let fabric = fabric("scribble");
+    let command =
+        |program: &std::path::Path| client(program.to_str().expect("UTF-8 path"), &fabric);
+    let victim = Guarded(command(&garbage).spawn().expect("victim starts"));
+    let mut attacker = command(&scribble);
+    let attacker =
+        Guarded(attacker.arg(victim.0.id().to_string()).spawn().expect("attacker starts"));
+    let (ok, text) = finish(victim, Instant::now() + Duration::from_secs(240));
+    assert!(ok && text.ends_with("survived\n"), "{text}");
+    let (_, text) = finish(attacker, Instant::now() + Duration::from_secs(60));
+    assert_eq!(text, "scribbling\n", "the attack took place");
+}
+
+#[test]
+fn twenty_loads_leave_nothing_and_a_forked_child_starts_afresh() {
+    let path = lib_dir().join("libibverbs.so.1");
+    let program = compile("lifecycle");
+    let mut command = client(program.to_str().expect("UTF-8 path"), &fabric("lifecycle"));
+    // Linked against nothing of ours at run time: the program decides when the library comes and goes.
+    let child = Guarded(command.env_remove("LD_LIBRARY_PATH").arg(&path).spawn().expect("starts"));
+    let (ok, text) = finish(child, Instant::now() + Duration::from_secs(120));
+    assert!(ok, "{text}");
+    assert_eq!(text, "threads 1 fds 0 mappings 0\nchild 0\n");
+}
+
+#[test]
 fn bad_settings_are_reported_and_replaced() {
     let mut command = client("ibv_devinfo", &fabric("settings"));
     command.arg("-v").envs([
@@ -160,4 +188,20 @@ fn bad_settings_are_reported_and_replaced() {
     ] {
         assert!(text.contains(wanted), "{wanted:?} missing in\n{text}");
     }
+}
+
+#[test]
+fn the_readme_lists_every_setting() {
+    use softrnic::env::{NUMBERS, TEXTS};
+    let readme = include_str!("../README.md");
+    let rows: Vec<&str> = readme.lines().filter(|l| l.starts_with("| `SOFTRNIC_")).collect();
+    let docs = NUMBERS.iter().map(|n| (n.name, n.doc)).chain(TEXTS.iter().map(|t| (t.name, t.doc)));
+    let mut listed = 0;
+    for (name, doc) in docs {
+        let wanted = doc.replace('|', "\\|");
+        let row = rows.iter().find(|r| r.starts_with(&format!("| `SOFTRNIC_{name}` |")));
+        assert!(row.is_some_and(|r| r.ends_with(&format!("| {wanted} |"))), "{name}: {row:?}");
+        listed += 1;
+    }
+    assert_eq!(rows.len(), listed, "no row without a setting");
 }

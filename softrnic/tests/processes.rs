@@ -10,7 +10,6 @@ use softrnic::abi::*;
 
 /// A QP of this process, connected to a target process.
 struct Far {
-    device: Device,
     cq: *mut IbvCq,
     qp: Qp,
     buf: Buf,
@@ -34,7 +33,7 @@ impl Far {
         let local = device.reg(&buf, ALL);
         qp.connect_to(target.qpn);
         target.ask(&format!("connect {}", qp.num()));
-        Self { device, cq, qp, buf, local, target }
+        Self { cq, qp, buf, local, target }
     }
 
     fn post(&self, opcode: u32, len: u32, at: u64) {
@@ -155,7 +154,11 @@ fn other_fabrics_are_out_of_reach() {
     let elsewhere = common::fabric("elsewhere");
     let far = Far::with(Target::start(&elsewhere, &[]));
     assert_eq!(far.run(WR_RDMA_WRITE, 0, 0), WC_RETRY_EXC_ERR);
-    assert_eq!(far.device.context, far.device.context);
+    drop(far);
+    // SAFETY: no arguments.
+    let uid = unsafe { libc::geteuid() };
+    std::fs::remove_file(format!("/dev/shm/softrnic.{uid}.{elsewhere}"))
+        .expect("left by a killed process");
 }
 
 #[test]
@@ -235,4 +238,58 @@ fn killing_targets_in_mid_transfer_leaves_errors_not_crashes() {
         assert_eq!(qp.query().qp_state, QPS_ERR);
         assert_eq!((qp.destroy(), far.local.dereg()), (0, 0));
     }
+}
+
+#[test]
+fn a_requester_killed_in_mid_transfer_leaves_no_lock_behind() {
+    for _ in 0..8 {
+        let fabric = setup(&[]);
+        let mut requester = Target::start(fabric, &[]);
+        let mut responder = Target::start(fabric, &[]);
+        requester.ask(&format!("connect {}", responder.qpn));
+        responder.ask(&format!("connect {}", requester.qpn));
+        requester.ask("set 0 7");
+        requester.tell(&format!("blast {} {}", responder.addr, responder.rkey));
+        while responder.ask("word 0") != "word 7" {}
+        requester.kill();
+        // Destroying takes every lock that the requester may have died with.
+        assert_eq!(responder.ask("destroy"), "ok");
+    }
+}
+
+#[test]
+fn refused_memory_access_fails_the_connection_and_says_what_helps() {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: no arguments.
+    let root = unsafe { libc::geteuid() } == 0;
+    // Root may access anything, so both processes give their privileges up. Then they need copies they may read.
+    let fabric = common::fabric("refused");
+    let copy = std::env::temp_dir().join(&fabric);
+    std::fs::create_dir(&copy).expect("fresh directory");
+    std::fs::copy(common::lib_dir().join("libibverbs.so.1"), copy.join("libibverbs.so.1"))
+        .expect("copy");
+    let program = copy.join("target");
+    std::fs::copy(common::compile("target"), &program).expect("copy");
+    let start = |args: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.args(args).env("LD_LIBRARY_PATH", &copy).env("SOFTRNIC_FABRIC", &fabric);
+        command.current_dir("/").stdin(std::process::Stdio::piped());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        if root {
+            command.uid(65534).gid(65534);
+        }
+        Target::run(command)
+    };
+    let hidden = start(&["undumpable"]);
+    let open = start(&[]);
+    let mut other = start(&[]);
+    other.tell(&format!("connect {}", open.qpn));
+    assert_eq!(other.any_answer(), "ok", "without the flag the same processes connect");
+    let mut refused = start(&[]);
+    refused.tell(&format!("connect {}", hidden.qpn));
+    assert_eq!(refused.any_answer(), format!("error rtr errno={}", libc::EACCES));
+    let text = refused.stderr();
+    assert!(text.contains("cannot access the memory") && text.contains("ptrace_scope"), "{text}");
+    drop((hidden, open, other));
+    std::fs::remove_dir_all(&copy).expect("removed");
 }

@@ -59,6 +59,12 @@ impl Mapping {
         self.base.as_ptr() as usize
     }
 
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // A mapping is never empty.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Views a `T` at a byte offset; `None` if it does not lie inside or is misaligned.
     pub fn view<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;

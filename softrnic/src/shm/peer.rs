@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,9 @@ use super::layout::{PipeSlot, REGION_MAGIC, REGION_VERSION};
 use super::mapping::Mapping;
 use super::region::Region;
 use crate::sync::lock;
+
+/// Open pipes kept per peer; beyond that they are opened again when needed.
+const PIPES: usize = 64;
 
 /// Why a peer cannot be reached.
 #[derive(Debug)]
@@ -124,6 +127,12 @@ impl Peer {
         Ok(Self::with(record.id, record.pid, record.start, false, Arc::new(region), pidfd))
     }
 
+    /// Closes the cached descriptors and mappings.
+    pub fn forget(&self) {
+        lock(&self.pipes).clear();
+        lock(&self.windows).clear();
+    }
+
     /// Marks the peer dead after a system call said so.
     pub fn mark_dead(&self) {
         self.dead.store(true, Ordering::Relaxed);
@@ -183,7 +192,7 @@ impl Peer {
             if !meta.file_type().is_fifo() || meta.dev() != dev || meta.ino() != ino {
                 return;
             }
-            if pipes.len() >= 1024 {
+            if pipes.len() >= PIPES {
                 pipes.clear();
             }
             let pipe = OwnedFd::from(file);
@@ -219,7 +228,12 @@ impl Peer {
             .ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the descriptor was just created and nobody else owns it.
         let copy = unsafe { OwnedFd::from_raw_fd(copy) };
-        let map = Arc::new(Mapping::window(std::os::fd::AsFd::as_fd(&copy), offset, len, write)?);
+        // A mapping beyond the end faults when touched. Buffers without a size say 0 and check by themselves.
+        let size = std::fs::File::from(copy.try_clone()?).metadata()?.len();
+        if size != 0 && offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let map = Arc::new(Mapping::window(copy.as_fd(), offset, len, write)?);
         if windows.len() >= 256 {
             windows.clear();
         }

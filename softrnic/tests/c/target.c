@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define SIZE (4u << 20)
@@ -90,6 +91,25 @@ static void watch(unsigned long bytes, unsigned long last)
     printf("ok\n");
 }
 
+/* Writes the whole buffer to the peer again and again; somebody is going to kill us. */
+static void blast(unsigned long addr, unsigned rkey)
+{
+    for (;;) {
+        struct ibv_sge sge = {(uintptr_t)buf, SIZE, mr->lkey};
+        struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+        struct ibv_send_wr *bad;
+        struct ibv_wc wc;
+        wr.wr.rdma.remote_addr = addr;
+        wr.wr.rdma.rkey = rkey;
+        if (ibv_post_send(qp, &wr, &bad))
+            die("post_send");
+        while (!ibv_poll_cq(cq, 1, &wc))
+            ;
+        if (wc.status)
+            die(ibv_wc_status_str(wc.status));
+    }
+}
+
 static void post_recv(unsigned n, unsigned len)
 {
     for (unsigned i = 0; i < n; i++) {
@@ -107,6 +127,8 @@ int main(int argc, char **argv)
     struct ibv_device **list = ibv_get_device_list(&n);
     char line[256];
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc > 1 && !strcmp(argv[1], "undumpable"))
+        prctl(PR_SET_DUMPABLE, 0);
     if (!list || n < 1 || !(ctx = ibv_open_device(list[0])))
         die("open");
     pd = ibv_alloc_pd(ctx);
@@ -150,6 +172,8 @@ int main(int argc, char **argv)
             *(volatile unsigned long *)(buf + a) = b, printf("ok\n");
         else if (!strcmp(verb, "watch"))
             watch(a, b);
+        else if (!strcmp(verb, "blast"))
+            blast(a, b);
         else if (!strcmp(verb, "event")) {
             struct ibv_async_event e;
             if (ibv_get_async_event(ctx, &e))
@@ -157,7 +181,7 @@ int main(int argc, char **argv)
             ibv_ack_async_event(&e);
             printf("event %d\n", e.event_type);
         } else if (!strcmp(verb, "destroy")) {
-            if (ibv_destroy_qp(qp))
+            if (ibv_destroy_qp(qp) || ibv_dereg_mr(mr))
                 die("destroy");
             printf("ok\n");
         } else if (!strcmp(verb, "exit"))

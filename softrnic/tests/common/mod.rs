@@ -21,8 +21,8 @@ pub fn lib_dir() -> &'static Path {
         }
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
         let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-        let out =
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("lib-{}", std::process::id()));
+        // link.sh replaces the file atomically, so test programs may share the directory.
+        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("lib-{profile}"));
         let status = Command::new(manifest.join("link.sh")).arg(profile).arg(&out).status();
         assert!(status.expect("link.sh starts").success(), "link.sh failed");
         out
@@ -154,7 +154,7 @@ pub fn compile(name: &str) -> PathBuf {
         .arg(manifest.join("include"))
         .arg("-L")
         .arg(lib_dir())
-        .args(["-libverbs", "-ldl", "-lpthread"])
+        .args(["-Wl,--as-needed", "-libverbs", "-ldl", "-lpthread"])
         .status()
         .expect("cc starts");
     assert!(status.success(), "compiling {name}.c");

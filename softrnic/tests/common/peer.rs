@@ -1,8 +1,8 @@
 //! The far end of cross-process tests: `tests/c/target.c`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{ChildStdin, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -38,6 +38,11 @@ impl Target {
         let program: &Path = PROGRAM.get_or_init(|| compile("target"));
         let mut command = client(program.to_str().expect("UTF-8 path"), fabric);
         command.args(args).stdin(Stdio::piped()).stderr(Stdio::inherit());
+        Self::run(command)
+    }
+
+    /// Starts one with a prepared command; its stdin and stdout are piped.
+    pub fn run(mut command: Command) -> Self {
         let mut child = Guarded(command.spawn().expect("target starts"));
         let input = child.0.stdin.take().expect("stdin");
         let output = BufReader::new(child.0.stdout.take().expect("stdout"));
@@ -58,9 +63,21 @@ impl Target {
         target
     }
 
+    /// The answer to an earlier `tell`, errors included.
+    pub fn any_answer(&mut self) -> String {
+        self.lines.recv_timeout(Duration::from_secs(60)).expect("an answer of the target")
+    }
+
+    /// What it wrote to a captured stderr until its end.
+    pub fn stderr(mut self) -> String {
+        let mut text = String::new();
+        let mut pipe = self.child.0.stderr.take().expect("captured stderr");
+        pipe.read_to_string(&mut text).expect("UTF-8");
+        text
+    }
+
     fn line(&mut self) -> String {
-        let line =
-            self.lines.recv_timeout(Duration::from_secs(60)).expect("an answer of the target");
+        let line = self.any_answer();
         assert!(!line.starts_with("error"), "target says: {line}");
         line
     }
