@@ -14,7 +14,7 @@ fn main() {
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().map(|output| output.stdout);
     let version = version.ok().and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
-    println!("cargo:rustc-env=PINRAIL_BENCH_RUSTC={}", version.trim());
+    println!("cargo:rustc-env=BENCH_RUSTC_VERSION={}", version.trim());
 }
 
 fn build_null_provider() {

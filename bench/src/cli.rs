@@ -59,20 +59,18 @@ pub struct Sweep {
           value_parser = clap::value_parser!(u64).range(2..=1024))]
     pub factor: u64,
     /// Receives in flight (NCCL's own limit is 32)
-    #[arg(long, value_name = "N", default_value = "16",
+    #[arg(long, value_name = "N", default_value = "32",
           value_parser = clap::value_parser!(u64).range(1..=32))]
     pub window: u64,
     /// Messages per timed pass [default: as many as fit into --pass-ms]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iters: Option<u64>,
-    /// Length of one timed pass where --iters is not given
-    #[arg(long, value_name = "MS", default_value = "100",
-          value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    pub pass_ms: u64,
-    /// Timed passes per size; the median is shown
-    #[arg(long, value_name = "N", default_value = "3",
-          value_parser = clap::value_parser!(u64).range(1..=99))]
-    pub rounds: u64,
+    /// Length of one timed pass where --iters is not given [default: 100, beside perftest 250]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub pass_ms: Option<u64>,
+    /// Timed passes per size; the median is shown [default: 3, with --perftest 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: Option<u64>,
     /// Check every byte of every message before measuring (on by default)
     #[arg(long, overrides_with = "no_check")]
     pub check: bool,
@@ -129,7 +127,7 @@ pub struct Cpu {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Messages per phase
-    #[arg(long, value_name = "N", default_value = "2000",
+    #[arg(long, value_name = "N", default_value = "2048",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub count: u64,
     /// Keep callgrind's files in this folder, for callgrind_annotate
@@ -168,4 +166,17 @@ pub struct CpuLoop {
     /// Show all log lines.
     #[arg(long)]
     pub verbose: bool,
+}
+
+impl Sweep {
+    /// Timed passes per size: a ratio of two noisy numbers needs more of them.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.unwrap_or(if self.perftest { 5 } else { 3 })
+    }
+
+    /// Length of a timed pass in seconds.
+    pub fn pass_seconds(&self, beside_perftest: bool) -> f64 {
+        let default = if beside_perftest { 250 } else { 100 };
+        self.pass_ms.unwrap_or(default) as f64 / 1e3
+    }
 }

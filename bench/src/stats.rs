@@ -22,9 +22,22 @@ pub fn paired_ratio(values: &[f64], references: &[f64]) -> f64 {
     median(&ratios)
 }
 
+/// The best value divided by the best reference: other programs only ever slow a round down.
+pub fn best_ratio(values: &[f64], references: &[f64]) -> f64 {
+    let best = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    let reference = best(references);
+    if reference > 0.0 { best(values) / reference } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{median, paired_ratio};
+    use super::{best_ratio, median, paired_ratio};
+
+    #[test]
+    fn the_best_rounds_are_compared() {
+        assert_eq!(best_ratio(&[1.0, 6.0, 2.0], &[3.0, 4.0, 1.0]), 1.5);
+        assert_eq!(best_ratio(&[1.0], &[]), 0.0);
+    }
 
     #[test]
     fn the_middle_value() {

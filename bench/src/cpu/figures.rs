@@ -36,9 +36,10 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Whether it is over its budget.
+    /// Whether it is over its budget. Where work is done in batches, the last batch of a phase is not a whole one: a
+    /// hundredth is allowed for that.
     pub fn over_budget(&self) -> bool {
-        self.reference.budget.is_some_and(|budget| self.value > budget)
+        self.reference.budget.is_some_and(|budget| self.value > budget * 1.01)
     }
 }
 
@@ -118,7 +119,7 @@ impl Record {
         Self {
             plugin: plugin.to_owned(),
             abi,
-            rustc: env!("PINRAIL_BENCH_RUSTC").to_owned(),
+            rustc: env!("BENCH_RUSTC_VERSION").to_owned(),
             figures: figures.iter().map(|f| (f.name.trim().to_owned(), rounded(f.value))).collect(),
         }
     }
@@ -151,6 +152,10 @@ pub fn print(figures: &[Figure], record: Option<&Record>) {
         "", "record", "now", "budget"
     );
     for figure in figures {
+        // "Tests in vain: 0" and the like are worth a line only when they are not 0.
+        if figure.value == 0.0 && figure.reference.budget.is_none() {
+            continue;
+        }
         let old = record.and_then(|record| record.figures.get(figure.name.trim()));
         let peer = |value: f64| if value == 0.0 { String::new() } else { number(value) };
         let [first, second, third] = figure.reference.peers.map(peer);
@@ -177,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_stock_is_the_memory_budget() {
-        let memory = Memory { send_mapped: 64_872.0, recv_heap: 69_337.0, ..Memory::default() };
+        let memory = Memory { send_mapped: 64_872.0, recv_heap: 70_337.0, ..Memory::default() };
         let over: Vec<bool> =
             of_memory(1, &memory).iter().map(super::Figure::over_budget).collect();
         assert_eq!(over[..4], [false, false, true, false]);

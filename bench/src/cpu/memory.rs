@@ -46,9 +46,15 @@ pub fn run(options: &CpuLoop) -> Result<()> {
         let (listener, handle) = net.listen(device)?;
         pair(&net, device, listener, handle, TIMEOUT)
     };
-    // The first connection allocates what all share. It stays open, so that closing the others does not free that.
+    let close = |(send, recv)| net.close_send(send).and_then(|()| net.close_recv(recv));
+    // The first connection allocates what all share. It stays open, so that closing the others does not free that. As
+    // many as are measured come and go first, so that tables that only ever grow have their size by then.
     let first = connect()?;
     let mut comms = Vec::with_capacity(options.connections);
+    for _ in 0..options.connections {
+        comms.push(connect()?);
+    }
+    comms.drain(..).try_for_each(close)?;
     let before = Usage::now()?;
     let objects_before = provider.counters();
     for _ in 0..options.connections {
@@ -64,8 +70,7 @@ pub fn run(options: &CpuLoop) -> Result<()> {
         net.close_recv(recv)?;
     }
     let closed = Usage::now()?;
-    net.close_send(first.0)?;
-    net.close_recv(first.1)?;
+    close(first)?;
     net.close()?;
 
     let each = |more: i64, less: i64| (more - less) as f64 / options.connections.max(1) as f64;

@@ -60,7 +60,7 @@ pub fn run(options: &Cpu) -> Result<()> {
         plugin.display()
     );
     let old = Record::read(&options.record)?;
-    if let Some(old) = old.as_ref().filter(|old| old.rustc != env!("PINRAIL_BENCH_RUSTC")) {
+    if let Some(old) = old.as_ref().filter(|old| old.rustc != env!("BENCH_RUSTC_VERSION")) {
         println!("# the record was made with {}", old.rustc);
     }
     figures::print(&figures, old.as_ref());
@@ -123,6 +123,8 @@ impl Measurement<'_> {
         let mut program = self.program(qps, CONNECTIONS)?;
         // One heap, whose bytes in use are known exactly; arenas of other threads would look like mappings.
         program.env("MALLOC_ARENA_MAX", "1").stderr(Stdio::inherit());
+        // Freed blocks in a thread's cache would still count as in use.
+        program.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         let output =
             program.output().map_err(|error| Failure::io("memory", "the program", &error))?;
         if !output.status.success() {

@@ -130,7 +130,7 @@ fn list(subjects: Vec<Subject>) -> Result<()> {
 
 fn slots(options: &Sweep, size: usize) -> usize {
     let group = stride(size) * options.recvs as usize;
-    (CHECK_MEMORY / group).clamp(2, options.window as usize)
+    (CHECK_MEMORY / group).max(2).min(options.window as usize)
 }
 
 fn buffer_size(options: &Sweep, size: usize) -> usize {
@@ -200,10 +200,12 @@ fn measure_all(
     };
     println!(
         "# {} receives in flight, {} per receive, {} rounds, median; GB = 10^9 bytes",
-        options.window, options.recvs, options.rounds
+        options.window,
+        options.recvs,
+        options.rounds()
     );
     report::print_head(columns);
-    let mut progress = Progress::new(sizes.len() * options.rounds as usize);
+    let mut progress = Progress::new(sizes.len() * options.rounds() as usize);
     let mut rows = Vec::new();
     for (at, &size) in sizes.iter().enumerate() {
         let reference = (options.perftest && size >= options.perftest_from).then_some(&perftest);
@@ -232,7 +234,7 @@ fn measure(
     let plan = |warmup, count| {
         Command::Stream(StreamPlan { size, warmup, count, members, window: window as usize })
     };
-    let pass = Duration::from_millis(options.pass_ms).as_secs_f64();
+    let pass = options.pass_seconds(reference.is_some());
     let count = match (options.iters, subjects.first_mut()) {
         (Some(count), _) => count,
         (None, Some(first)) => {
@@ -250,8 +252,13 @@ fn measure(
     let mut bandwidths = vec![Vec::new(); subjects.len()];
     let mut perftest_gbs = Vec::new();
     let group_bytes = (size * members) as f64;
-    for round in 0..options.rounds as usize {
-        progress.step(&format!("{}, round {} of {}", size::show(size), round + 1, options.rounds));
+    for round in 0..options.rounds() as usize {
+        progress.step(&format!(
+            "{}, round {} of {}",
+            size::show(size),
+            round + 1,
+            options.rounds()
+        ));
         for turn in 0..subjects.len() {
             // Each round begins with another plugin.
             let index = (turn + round) % subjects.len();
@@ -311,7 +318,7 @@ fn write_json(
         "plugins": plugins,
         "window": options.window,
         "recvs": options.recvs,
-        "rounds": options.rounds,
+        "rounds": options.rounds(),
         "rows": rows,
     });
     let text = serde_json::to_string_pretty(&value)
