@@ -1,11 +1,14 @@
 # shellcheck shell=bash
 # Shared by the lab's host scripts: where things are, how a failure is said, how packages are fetched.
 
-lab=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repo=$(dirname "$lab")
-out=${LAB_OUT:-$lab/out}
-tools=$out/tools
-libs=$tools/usr/lib/x86_64-linux-gnu
+# shellcheck disable=SC2034  # for the scripts that read this file
+{
+    lab=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    repo=$(dirname "$lab")
+    out=${LAB_OUT:-$lab/out}
+    tools=$out/tools
+    libs=$tools/usr/lib/x86_64-linux-gnu
+}
 
 say() { echo "lab: $*" >&2; }
 
@@ -93,4 +96,16 @@ unpack() {
             --exclude=./usr/share/doc --exclude=./usr/share/man --exclude=./usr/share/locale || die "cannot unpack $deb"
     done
     rmdir "$dir"/{bin,sbin,lib,lib64} 2>/dev/null || true
+}
+
+# compile NAME SOURCE [FLAG...]: a C program for the guest, lab/out/bin/NAME, against the distribution's libibverbs
+compile() {
+    local name=$1 source=$2 cc=${CC:-cc}
+    shift 2
+    command -v "$cc" >/dev/null || die "no C compiler: apt-get install gcc libc6-dev"
+    mkdir -p "$out/bin"
+    [ "$out/bin/$name" -nt "$source" ] && [ "$out/bin/$name" -nt "$lab/lib.sh" ] && return
+    "$cc" -std=gnu11 -O2 -g -Wall -Wextra -Werror -I"$tools/usr/include" -L"$libs" -o "$out/bin/$name.new" "$source" "$@" ||
+        die "cannot compile $source"
+    mv "$out/bin/$name.new" "$out/bin/$name"
 }
