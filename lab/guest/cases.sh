@@ -30,7 +30,7 @@ try() {
 counters() {
     local file
     for file in /sys/class/infiniband/*/ports/1/hw_counters/*; do
-        case ${file##*/} in lifespan | link_downed | sent_pkts | rcvd_pkts | rdma_sends | rdma_recvs) continue ;; esac
+        case ${file##*/} in lifespan | link_downed | *_pkts | *_bytes | rdma_sends | rdma_recvs | ack_deferred) continue ;; esac
         [ "$(cat "$file")" = 0 ] || echo "${file#/sys/class/infiniband/}: $(cat "$file")" | sed 's,/ports/1/hw_counters/, ,'
     done
 }
