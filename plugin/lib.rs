@@ -1,1 +1,4 @@
 //! pinrail: an NCCL network plugin over RDMA verbs.
+
+pub mod config;
+pub mod host;
