@@ -45,6 +45,7 @@ finish() {
         echo "the kernel complained:"
         echo "$trouble"
     fi
-    echo "$1 on $(uname -r): $passed passed, ${#failed[@]} failed${failed[*]:+: ${failed[*]}}"
+    echo "$1 on $(uname -r): $passed passed, ${#failed[@]} failed"
+    [ ${#failed[@]} -eq 0 ] || printf '  failed: %s\n' "${failed[@]}"
     [ "$passed" -gt 0 ] && [ ${#failed[@]} -eq 0 ]
 }
