@@ -14,6 +14,7 @@
 //
 // The short pin is vmsplice into a pipe (any kernel) or the test module's. With the module (/dev/pinlab) the kernel
 // itself says where a page lies; without, its PFN (/proc/self/pagemap) is compared with the range given.
+// With MATRIX_TRACE set the kernel's tracing is on during the registration, and only then.
 // Exit 0: every try of every case went as above.
 #include <errno.h>
 #include <fcntl.h>
@@ -179,6 +180,17 @@ static void drop(struct pin *pin) {
     pin->kind = NONE;
 }
 
+// on: "1" or "0"
+static void trace(const char *on, int c) {
+    static int control = -1, marker = -1;
+    if (!getenv("MATRIX_TRACE")) return;
+    if (control < 0) control = open("/sys/kernel/tracing/tracing_on", O_WRONLY | O_CLOEXEC);
+    if (marker < 0) marker = open("/sys/kernel/tracing/trace_marker", O_WRONLY | O_CLOEXEC);
+    if (*on == '0') dprintf(marker, "case %c ends", cases[c].name);
+    if (write(control, on, 1) != 1) stop("tracing_on: %s", strerror(errno));
+    if (*on == '1') dprintf(marker, "case %c: %s", cases[c].name, cases[c].what);
+}
+
 // ---- one try of a case: NULL if all went as it must, else what did not
 
 static struct outcome {
@@ -206,11 +218,13 @@ static const char *attempt(int c, unsigned seed) {
     struct pin pin = take(cases[c].pin, p);
     o->before = place_of_all(p);
 
+    trace("1", c);
     errno = 0;
     double begin = now_ms();
     struct ibv_mr *mr = reg(p);
     o->error = mr ? 0 : errno;
     o->ms = now_ms() - begin;
+    trace("0", c);
     o->after = place_of_all(p);
 
     if (o->error != cases[c].error)
