@@ -65,3 +65,16 @@ fn a_crashed_guest_is_no_result() {
 fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
+
+/// Each kind of first pin on pages that must stay movable, in a CMA reserve and in ZONE_MOVABLE.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_first_pin_decides_whether_a_page_registers() {
+    list("matrix", &["--tries", "3", "cma", "zone"]);
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn rdma_core_withholds_pages_from_children() {
+    list("fork", &[]);
+}
