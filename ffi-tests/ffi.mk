@@ -1,0 +1,31 @@
+# Builds the C test programs into target/ffi-tests: make -f ffi-tests/ffi.mk (from the repository's root).
+#
+# The programs find the plugin and the software RNIC in dist/, or where FFI_PLUGIN and FFI_SOFTRNIC say.
+# tests/ffi.rs runs them; `target/ffi-tests/PROGRAM --list` and `target/ffi-tests/PROGRAM CASE vN` run one by hand.
+
+FFI_DIR := $(dir $(lastword $(MAKEFILE_LIST)))
+FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
+FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
+	-Wshadow -fno-omit-frame-pointer -pthread
+
+FFI_SHARED := harness net pair softrnic
+FFI_HEADERS := $(wildcard $(FFI_DIR)*.h)
+FFI_PROGRAMS := $(filter-out $(FFI_SHARED),$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
+FFI_BINARIES := $(addprefix $(FFI_OUT)/,$(FFI_PROGRAMS))
+FFI_SHARED_OBJECTS := $(addprefix $(FFI_OUT)/,$(addsuffix .o,$(FFI_SHARED)))
+
+.PHONY: ffi-programs ffi-list
+ffi-programs: $(FFI_BINARIES)
+
+# The names of the programs, for tests/ffi.rs.
+ffi-list:
+	@echo $(sort $(FFI_PROGRAMS))
+
+$(FFI_OUT)/%.o: $(FFI_DIR)%.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
+	@mkdir -p $(FFI_OUT)
+	$(CC) $(FFI_CFLAGS) -c $< -o $@
+
+$(FFI_OUT)/%: $(FFI_OUT)/%.o $(FFI_SHARED_OBJECTS)
+	$(CC) $(FFI_CFLAGS) $^ -o $@ -ldl
+
+.PRECIOUS: $(FFI_OUT)/%.o

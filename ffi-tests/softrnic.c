@@ -1,0 +1,58 @@
+/* The software RNIC's own calls; see softrnic.h. */
+#include "softrnic.h"
+
+#include <dlfcn.h>
+
+static void *entry(const char *name)
+{
+    void *library = dlopen(softrnic_path(), RTLD_NOW | RTLD_NOLOAD);
+    if (!library) FAIL("%s is not loaded", softrnic_path());
+    void *address = dlsym(library, name);
+    if (!address) FAIL("%s has no %s", softrnic_path(), name);
+    dlclose(library); /* the plugin holds it */
+    return address;
+}
+
+static uint64_t counter(const char *name)
+{
+    uint64_t (*read)(const char *) = (uint64_t(*)(const char *))entry("softrnic_counter");
+    uint64_t value = read(name);
+    if (value == UINT64_MAX) FAIL("the software RNIC has no counter \"%s\"", name);
+    return value;
+}
+
+struct rnic_counts rnic_counts(void)
+{
+    return (struct rnic_counts){
+        .contexts = counter("contexts_live"),
+        .pds = counter("pds_live"),
+        .cqs = counter("cqs_live"),
+        .qps = counter("qps_live"),
+        .mrs = counter("mrs_live"),
+        .reads = counter("post_read"),
+    };
+}
+
+void rnic_hold(bool on)
+{
+    int (*hold)(int) = (int (*)(int))entry("softrnic_hold");
+    CHECK_EQ(hold(on), 0);
+}
+
+uint64_t rnic_release(uint64_t count)
+{
+    uint64_t (*release)(uint64_t) = (uint64_t(*)(uint64_t))entry("softrnic_release");
+    return release(count);
+}
+
+void rnic_fail_registration(uint64_t n)
+{
+    int (*fail)(uint64_t) = (int (*)(uint64_t))entry("softrnic_fail_reg_mr");
+    CHECK_EQ(fail(n), 0);
+}
+
+void rnic_port(const char *device, bool up)
+{
+    int (*port)(const char *, int, int) = (int (*)(const char *, int, int))entry("softrnic_port");
+    CHECK_EQ(port(device, 1, up), 0);
+}

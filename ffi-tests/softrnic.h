@@ -1,0 +1,27 @@
+/*
+ * What the tests ask of the software RNIC beyond verbs: how much is alive, what may complete in held mode, faults.
+ *
+ * The calls go to the instance that the plugin has opened (the same path gives the same object), and a test that asks
+ * for something the library does not offer fails by name.
+ */
+#ifndef FFI_TESTS_SOFTRNIC_H
+#define FFI_TESTS_SOFTRNIC_H
+
+#include "harness.h"
+
+/* Objects of this process that are alive, and READs that it has posted. */
+struct rnic_counts {
+    uint64_t contexts, pds, cqs, qps, mrs;
+    uint64_t reads;
+};
+struct rnic_counts rnic_counts(void);
+/* Holding keeps every send request of this process pending; its end lets all of them run. */
+void rnic_hold(bool on);
+/* Lets the oldest `count` held requests run; returns how many there were. */
+uint64_t rnic_release(uint64_t count);
+/* The n-th registration from now fails with ENOMEM; 0 takes that back. */
+void rnic_fail_registration(uint64_t n);
+/* Takes the first port of a device down or up. */
+void rnic_port(const char *device, bool up);
+
+#endif

@@ -1,0 +1,401 @@
+//! The C tests: programs that open the shipped plugin as NCCL does and drive it on the software RNIC.
+//!
+//! Each case of each program, in each table version, is a test here. `make` builds what they run on; the programs
+//! themselves are built by the first test.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use common::Run;
+
+const VERSIONS: [u32; 7] = [6, 7, 8, 9, 10, 11, 12];
+
+fn run(program: &str, case: &str, version: Option<u32>) {
+    let environment =
+        if program == "panic" { vec![("FFI_PANIC_PLUGIN", panicking_plugin())] } else { vec![] };
+    let deadline = Duration::from_secs(200);
+    Run { program, case, version, wrapper: &[], environment: &environment, deadline }
+        .expect_success();
+}
+
+/// Declares the cases of every program: a test per case and version, and the list that `every_case_is_a_test` checks.
+macro_rules! programs {
+    ($($program:ident { each: [$($each:ident),* $(,)?], once: [$($once:ident),* $(,)?] })+) => {
+        $(mod $program {
+            $(mod $each {
+                fn run(version: u32) {
+                    crate::run(stringify!($program), stringify!($each), Some(version));
+                }
+                #[test] fn v6() { run(6); }
+                #[test] fn v7() { run(7); }
+                #[test] fn v8() { run(8); }
+                #[test] fn v9() { run(9); }
+                #[test] fn v10() { run(10); }
+                #[test] fn v11() { run(11); }
+                #[test] fn v12() { run(12); }
+            })*
+            $(#[test] fn $once() { crate::run(stringify!($program), stringify!($once), None); })*
+        })+
+
+        /// Program, cases with a version, cases without.
+        const PROGRAMS: &[(&str, &[&str], &[&str])] =
+            &[$((stringify!($program), &[$(stringify!($each)),*], &[$(stringify!($once)),*])),+];
+    };
+}
+
+programs! {
+    load {
+        each: [
+            table,
+            symbol,
+            stays_local,
+            loaded_twice,
+            loading_does_nothing,
+            no_verbs_library,
+            not_a_verbs_library,
+            no_device,
+            no_device_passes_the_filter,
+            failing_without_a_logger,
+            used_before_init,
+        ],
+        once: [absent_versions]
+    }
+    init {
+        each: [
+            without_a_logger,
+            several_times,
+            counts_devices,
+            every_property_is_written,
+            properties_are_true,
+            strings_stay,
+            device_out_of_range,
+            null_arguments,
+            attributes,
+            virtual_devices,
+        ],
+        once: []
+    }
+    connect {
+        each: [
+            one_process_one_thread,
+            default_interface,
+            each_device,
+            infiniband_link_layer,
+            two_processes,
+            any_version_talks_to_any,
+            handle_is_128_bytes,
+            polls_never_block,
+            several_listeners,
+            no_device_communicator,
+            foreign_handles,
+            damaged_handles,
+            listener_without_accept,
+            listener_closed_half_way,
+            strangers_on_the_socket,
+        ],
+        once: []
+    }
+    transfer {
+        each: [
+            hello,
+            sizes_1_qp,
+            sizes_2_qps,
+            sizes_4_qps,
+            sizes_2_qps_split,
+            sizes_4_qps_split,
+            sizes_adaptive_routing,
+            sizes_without_inline,
+            sent_and_asked_differ,
+            sent_and_asked_differ_4_qps,
+            both_directions,
+            any_tag,
+        ],
+        once: []
+    }
+    group {
+        each: [
+            shuffled_1_qp,
+            shuffled_4_qps,
+            shuffled_2_qps_split,
+            shuffled_4_qps_split,
+            unwanted_tag_waits,
+            same_tag_twice,
+            not_done_until_all_came,
+            too_many_members,
+        ],
+        once: []
+    }
+    inflight {
+        each: [
+            thirty_two_in_order,
+            thirty_two_in_reverse,
+            thirty_two_shuffled,
+            thirty_two_on_4_qps,
+            two_hundred_fifty_six_sends,
+            ten_thousand,
+            ten_thousand_4_qps,
+            ten_thousand_4_qps_split,
+            optional_completion_marker,
+            marker_and_would_block,
+            no_sizes,
+            test_before_anything_came,
+            one_side_runs_ahead,
+        ],
+        once: []
+    }
+    limits {
+        each: [
+            split_1_qp,
+            split_4_qps,
+            split_4_qps_and_data,
+            split_at_an_odd_limit,
+            split_in_a_group,
+            split_many_in_flight,
+            size_beyond_int,
+            receive_beyond_int,
+            negative_size,
+            small_queues,
+        ],
+        once: []
+    }
+    flush {
+        each: [
+            nothing_to_flush,
+            no_sizes,
+            one_read_each,
+            one_read_for_a_group,
+            several_outstanding,
+            on_4_qps,
+            wrong_calls,
+            cuda_type,
+            dmabuf,
+            dmabuf_with_a_bad_descriptor,
+            closed_with_a_flush_outstanding,
+            held_then_released,
+        ],
+        once: []
+    }
+    register {
+        each: [
+            stack_and_heap,
+            part_of_a_range,
+            overlapping_ranges,
+            same_range_again_and_again,
+            unmapped_and_mapped_again,
+            nothing_to_deregister,
+            refused_registrations,
+            device_refuses,
+            during_traffic,
+            same_ranges_during_traffic,
+        ],
+        once: []
+    }
+    closing {
+        each: [
+            any_order_when_idle,
+            any_order_with_receives_posted,
+            any_order_with_requests_untested,
+            any_order_with_sends_held,
+            held_sends_released_one_by_one,
+            sender_closes_first,
+            receiver_closes_first,
+        ],
+        once: []
+    }
+    killed {
+        each: [
+            sender_dies_idle,
+            sender_dies_after_one_message,
+            sender_dies_with_a_send_under_way,
+            receiver_dies_before_any_receive,
+            receiver_dies_with_receives_posted,
+            receiver_dies_with_sends_under_way,
+            listener_dies_before_connect,
+            listener_dies_half_way,
+            connector_dies_half_way,
+        ],
+        once: []
+    }
+    errors {
+        each: [
+            communicators_confused,
+            out_pointers_missing,
+            done_pointer_missing,
+            no_memory_handle,
+            request_tested_again,
+            sent_from_unregistered_memory,
+            sent_past_the_registration,
+            received_into_unregistered_memory,
+            deregistered_under_a_receive,
+            failed_sender_stays_failed,
+            failed_receiver_stays_failed,
+            others_are_not_touched,
+            child_of_a_fork_is_refused,
+            child_of_a_fork_ends,
+        ],
+        once: []
+    }
+    faults {
+        each: [registration_fails_while_connecting, user_registration_fails_once, port_down_and_up],
+        once: []
+    }
+    unload {
+        each: [
+            twenty_times,
+            twenty_times_with_4_qps_and_8_pairs,
+            twenty_times_init_only,
+            twenty_times_load_only,
+            at_rest_before_dlclose,
+            init_again_without_unloading,
+            finalize_of_another_context,
+            thread_outlives_the_library,
+            after_failures,
+            with_work_in_flight,
+        ],
+        once: []
+    }
+    panic {
+        each: [contained],
+        once: [contained_before_init, not_in_the_shipped_library]
+    }
+    many {
+        each: [
+            sixty_four_pairs,
+            threads_with_their_own_pairs,
+            connections_come_and_go_beside_traffic,
+            two_ends_on_two_threads,
+        ],
+        once: []
+    }
+}
+
+/// A build of the plugin that has the entry point which panics; in a target folder of its own, so that it can never be
+/// taken for the product.
+fn panicking_plugin() -> &'static str {
+    static BUILT: OnceLock<String> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = common::root().join("target/provoke-panic");
+        let done = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--lib",
+                "--package",
+                "pinrail",
+                "--features",
+                "provoke-panic",
+                "--target-dir",
+            ])
+            .arg(&folder)
+            .current_dir(common::root())
+            .output()
+            .expect("cargo starts");
+        assert!(
+            done.status.success(),
+            "the build with provoke-panic fails:\n{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+        folder.join("debug/libnccl_net_pinrail.so").to_str().expect("a path of text").to_owned()
+    })
+}
+
+#[test]
+fn every_case_is_a_test() {
+    common::build_programs();
+    let listed: BTreeSet<String> =
+        PROGRAMS.iter().map(|(program, ..)| (*program).to_owned()).collect();
+    let made = common::tool("make", "make", &["-s", "-f", "ffi-tests/ffi.mk", "ffi-list"]);
+    assert_eq!(
+        listed,
+        made.split_whitespace().map(str::to_owned).collect(),
+        "programs here and programs in ffi-tests"
+    );
+    for (program, each, once) in PROGRAMS {
+        let here: BTreeSet<String> = each
+            .iter()
+            .flat_map(|case| VERSIONS.iter().map(move |version| format!("{case} v{version}")))
+            .chain(once.iter().map(|case| (*case).to_owned()))
+            .collect();
+        let path = common::programs().join(program);
+        let there = common::tool(path.to_str().expect("a path of text"), "gcc", &["--list"]);
+        assert_eq!(
+            here,
+            there.lines().map(str::to_owned).collect(),
+            "cases of {program} here and in its --list"
+        );
+    }
+}
+
+#[test]
+fn only_the_tables_and_the_c_api_are_exported() {
+    let plugin = common::plugin();
+    let text = common::tool(
+        "nm",
+        "binutils",
+        &["-D", "--defined-only", plugin.to_str().expect("a path of text")],
+    );
+    let exported: BTreeSet<&str> =
+        text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    for version in VERSIONS {
+        let name = format!("ncclNetPlugin_v{version}");
+        assert!(exported.contains(name.as_str()), "{name} is not exported");
+    }
+    let tables: BTreeSet<String> =
+        VERSIONS.iter().map(|version| format!("ncclNetPlugin_v{version}")).collect();
+    let strange: Vec<&&str> = exported
+        .iter()
+        .filter(|name| !tables.contains(**name) && !name.starts_with("pinrail_"))
+        .collect();
+    assert!(strange.is_empty(), "exported besides the tables and pinrail_*: {strange:?}");
+    assert!(!exported.contains("pinrail_provoke_panic"), "the test aid is in the shipped library");
+}
+
+#[test]
+fn nothing_of_verbs_or_cuda_is_linked() {
+    let plugin = common::plugin();
+    let path = plugin.to_str().expect("a path of text");
+    let dynamic = common::tool("readelf", "binutils", &["-dW", path]);
+    let value = |line: &str| line.split(['[', ']']).nth(1).unwrap_or_default().to_owned();
+    let soname: Vec<String> =
+        dynamic.lines().filter(|line| line.contains("(SONAME)")).map(value).collect();
+    assert_eq!(soname, ["libnccl-net-pinrail.so"]);
+    let libc =
+        ["libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libgcc_s.so", "ld-linux"];
+    for needed in dynamic.lines().filter(|line| line.contains("(NEEDED)")).map(value) {
+        assert!(libc.iter().any(|prefix| needed.starts_with(prefix)), "the library needs {needed}");
+    }
+    let undefined = common::tool("nm", "binutils", &["-D", "--undefined-only", path]);
+    for name in undefined.lines().filter_map(|line| line.split_whitespace().last()) {
+        let foreign =
+            ["ibv_", "rdma_", "mlx5", "cuda", "nccl"].iter().any(|prefix| name.starts_with(prefix));
+        assert!(!foreign, "{name} is left to the dynamic linker");
+    }
+}
+
+#[test]
+fn valgrind_finds_nothing() {
+    let wrapper = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=9",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+        "--show-leak-kinds=definite",
+        "--track-fds=no",
+        "--child-silent-after-fork=yes",
+    ];
+    common::tool("valgrind", "valgrind", &["--version"]);
+    Run {
+        program: "transfer",
+        case: "hello",
+        version: Some(12),
+        wrapper: &wrapper,
+        environment: &[("FFI_DEADLINE_SCALE", "10")],
+        deadline: Duration::from_secs(1000),
+    }
+    .expect_success();
+}
