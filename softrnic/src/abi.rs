@@ -194,7 +194,7 @@ pub struct SendWr {
     pub swap: u64,
     /// `rkey` of atomics.
     pub atomic_rkey: u32,
-    _pad: u32,
+    pub pad: u32,
     pub xrc_srqn: u32,
 }
 
