@@ -66,6 +66,13 @@ fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
 
+/// The shipped plugin with the distribution's libibverbs: every table, one and four queue pairs.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_plugin_moves_data_through_the_kernel() {
+    list("ffi", &["--", "transfer:hello", "transfer:sizes_1_qp:v12", "transfer:sizes_4_qps:v12"]);
+}
+
 /// Each kind of first pin on pages that must stay movable, in a CMA reserve and in ZONE_MOVABLE.
 #[test]
 #[ignore = "boots a guest: make lab"]
