@@ -76,6 +76,7 @@ pub fn release(was_context: bool) {
     if objects::users() == 0 {
         if was_context {
             *state = None;
+            objects::drop_stray_regions();
         }
         gate::release_pages();
     }

@@ -91,6 +91,16 @@ pub fn users() -> usize {
     live().values().filter(|k| **k != Kind::Region).count()
 }
 
+/// Frees the memory handles that nobody deregistered, once nothing is left that they could belong to.
+pub fn drop_stray_regions() {
+    let stray: Vec<_> =
+        live().iter().filter(|(_, k)| **k == Kind::Region).map(|(p, _)| *p).collect();
+    for pointer in stray {
+        // Failing means that somebody else freed it meanwhile.
+        let _ = take::<Region>(std::ptr::with_exposed_provenance_mut(pointer));
+    }
+}
+
 fn describe(kind: Kind) -> &'static str {
     match kind {
         Kind::Context => "a context",

@@ -2,7 +2,8 @@
 
 use super::registry::Registered;
 use crate::verbs::wr::Local;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// What kind of pointer a range was registered as (`NCCL_PTR_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,24 +27,60 @@ pub struct Region {
     lkeys: [u32; MAX_RAILS],
     rkeys: [u32; MAX_RAILS],
     kind: RegionKind,
-    _registered: Vec<Arc<Registered>>,
+    id: u64,
+    home: Weak<Mutex<Table>>,
 }
 
-impl Region {
+/// The registrations behind the regions of one communicator.
+///
+/// They belong to the communicator: when it is closed they end, whether or not their handles were deregistered, so
+/// that no device can reach memory that nobody watches over any more. A handle that is left is an empty shell.
+#[derive(Debug, Default)]
+pub struct Regions(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    live: HashMap<u64, Vec<Arc<Registered>>>,
+}
+
+impl Regions {
     /// A region over one registration per rail, in rail order, for the range the caller asked for.
-    pub fn new(
+    pub fn add(
+        &self,
         addr: usize,
         len: usize,
         kind: RegionKind,
         registered: Vec<Arc<Registered>>,
-    ) -> Self {
+    ) -> Region {
+        let mut region = Region::bare(addr, len, kind, &registered);
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        region.id = table.next;
+        region.home = Arc::downgrade(&self.0);
+        table.next += 1;
+        table.live.insert(region.id, registered);
+        region
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(home) = self.home.upgrade() else { return };
+        let gone = home.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.id);
+        // The verb runs here, after the lock was released.
+        drop(gone);
+    }
+}
+
+impl Region {
+    fn bare(addr: usize, len: usize, kind: RegionKind, registered: &[Arc<Registered>]) -> Self {
         let mut lkeys = [0; MAX_RAILS];
         let mut rkeys = [0; MAX_RAILS];
         for (rail, r) in registered.iter().take(MAX_RAILS).enumerate() {
             lkeys[rail] = r.lkey();
             rkeys[rail] = r.rkey();
         }
-        Self { start: addr as u64, len: len as u64, lkeys, rkeys, kind, _registered: registered }
+        Self { start: addr as u64, len: len as u64, lkeys, rkeys, kind, id: 0, home: Weak::new() }
     }
 
     /// Whether `len` bytes at `addr` lie inside what was registered.
@@ -88,7 +125,7 @@ mod tests {
 
     #[test]
     fn containment_is_exact_at_both_ends() {
-        let region = Region::new(0x1000, 0x100, RegionKind::Host, Vec::new());
+        let region = Region::bare(0x1000, 0x100, RegionKind::Host, &[]);
         assert!(region.contains(0x1000, 0x100));
         assert!(region.contains(0x10ff, 1));
         assert!(region.contains(0x1100, 0));

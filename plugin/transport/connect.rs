@@ -184,6 +184,16 @@ impl Connecting {
             }
             Stage::Finish(mut channel, end) => {
                 if channel.flush()? {
+                    // A listener that was closed meanwhile shows here, not with the first message.
+                    match channel.receive()? {
+                        None => {}
+                        Some(Message::Refusal(text)) => {
+                            return Err(Error::remote(format!("the peer refuses: {text}")));
+                        }
+                        Some(other) => {
+                            return Err(Error::remote(format!("unexpected message {other:?}")));
+                        }
+                    }
                     return self.finish(channel, &end).map(Some);
                 }
                 Stage::Finish(channel, end)

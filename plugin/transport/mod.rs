@@ -22,7 +22,8 @@ use crate::config::{RelaxedOrdering, Settings};
 use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
 use crate::host::sysfs::Sysfs;
-use crate::memory::{Gate, Region, RegionKind};
+use crate::memory::region::Regions;
+use crate::memory::{Gate, GateState, Region, RegionKind};
 use crate::verbs::Verbs;
 use crate::verbs::mr::Access;
 use address::PortAddress;
@@ -118,6 +119,8 @@ impl Transport {
 pub struct CommShared {
     // Dropped first: the peer hears goodbye after the queue pairs are gone, see Comm.
     _watch: Watch,
+    regions: Regions,
+    gate: Gate,
     rails: Vec<Rail>,
     transport: Arc<Transport>,
 }
@@ -131,7 +134,22 @@ impl CommShared {
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
         let watch = transport.events.watch(channel, gate, &devices)?;
-        Ok(Self { _watch: watch, rails, transport: Arc::clone(transport) })
+        Ok(Self {
+            _watch: watch,
+            regions: Regions::default(),
+            gate: gate.clone(),
+            rails,
+            transport: Arc::clone(transport),
+        })
+    }
+
+    fn refuse_in_child(&self) -> Result<()> {
+        if self.gate.state() == GateState::Forked {
+            return Err(Error::usage(
+                "called in a forked child: connections belong to the process that made them",
+            ));
+        }
+        Ok(())
     }
 
     /// Registers `len` bytes at `addr` on every rail. Safe against the data path of the same communicator.
@@ -139,6 +157,13 @@ impl CommShared {
     /// # Errors
     /// A verb fails; range, kind and what the CUDA driver says of the address are told.
     pub fn register(&self, addr: usize, len: usize, kind: RegionKind) -> Result<Region> {
+        self.refuse_in_child()?;
+        if kind == RegionKind::Cuda && self.rails.iter().any(|r| !r.device.peer_memory) {
+            return Err(Error::usage(format!(
+                "regMr of {len} bytes of CUDA memory at {addr:#x}: no peer-memory kernel module \
+                 (nvidia_peermem) is loaded; load it, or let NCCL use DMA-BUF"
+            )));
+        }
         let access = self.transport.bulk_access()?;
         let on_all = |access: Access| {
             self.rails
@@ -161,7 +186,7 @@ impl CommShared {
                 "regMr of {len} bytes at {addr:#x} ({kind:?}; the CUDA driver says {memory:?})"
             ))
         })?;
-        Ok(Region::new(addr, len, kind, registered))
+        Ok(self.regions.add(addr, len, kind, registered))
     }
 
     /// Registers `len` bytes from `offset` of a DMA-BUF on every rail, addressed as `addr`. The descriptor is not kept.
@@ -175,6 +200,7 @@ impl CommShared {
         offset: u64,
         fd: BorrowedFd<'_>,
     ) -> Result<Region> {
+        self.refuse_in_child()?;
         let access = self.transport.bulk_access()?;
         let registered = self
             .rails
@@ -182,7 +208,7 @@ impl CommShared {
             .map(|rail| rail.open.registry.register_dmabuf(addr, len, fd, offset, access))
             .collect::<Result<Vec<_>>>()
             .map_err(|e| e.context(format_args!("regMrDmaBuf of {len} bytes at {addr:#x}")))?;
-        Ok(Region::new(addr, len, RegionKind::DmaBuf, registered))
+        Ok(self.regions.add(addr, len, RegionKind::DmaBuf, registered))
     }
 }
 

@@ -282,7 +282,8 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
-        let used = self.used_rails;
+        // Before anything arrived nobody knows which rails will matter.
+        let used = if self.used_rails == 0 { u32::MAX } else { self.used_rails };
         let rails = self.route.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
             self.stats.flushes_skipped += 1;

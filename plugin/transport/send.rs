@@ -285,7 +285,9 @@ impl SendComm {
         first: Credit,
     ) -> Result<Option<&Request>, Fault> {
         if self.forming.cursor.is_some() {
-            // All members of this receive are matched; the rest of their work requests waits for room.
+            // All members of this receive are matched; the rest of their work requests waits for room, which comes
+            // with completions.
+            self.poll()?;
             self.advance()?;
             return Ok(None);
         }

@@ -63,6 +63,7 @@ impl Channel {
         if let Some(slot) = self.context.process.region.channel(self.index) {
             slot.fd.store(0, Ordering::Release);
         }
+        self.pipe.close();
         self.context.process.channels.give(self.index);
         Ok(())
     }

@@ -87,6 +87,7 @@ impl Context {
         if let Some(slot) = self.process.region.context(self.index) {
             slot.fd.store(0, Ordering::Release);
         }
+        self.events.close();
         self.process.contexts.give(self.index);
         self.process.close();
     }

@@ -4,9 +4,9 @@
 //! atomically; a reader treats what it reads as untrusted numbers and looks them up in its own tables.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::shm::layout::PipeSlot;
@@ -25,10 +25,19 @@ pub fn record(kind: u32, index: u32, generation: u32) -> [u8; RECORD] {
 }
 
 /// A pipe, published in a slot of our region.
+///
+/// Closed with the object it belongs to, not when the object's memory is freed: a destroyed object stays allocated for
+/// a while, its descriptors must not.
 #[derive(Debug)]
 pub struct EventPipe {
-    read: OwnedFd,
-    write: OwnedFd,
+    read: AtomicI32,
+    write: AtomicI32,
+}
+
+impl Drop for EventPipe {
+    fn drop(&mut self) {
+        self.close();
+    }
 }
 
 impl EventPipe {
@@ -39,24 +48,36 @@ impl EventPipe {
         if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: both descriptors were just created and nobody else owns them.
-        let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
-        // SAFETY: a plain system call on a descriptor that `write` keeps open.
-        unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-        Ok(Self { read, write })
+        // SAFETY: a plain system call on the descriptor just created.
+        unsafe { libc::fcntl(fds[1], libc::F_SETFL, libc::O_NONBLOCK) };
+        Ok(Self { read: AtomicI32::new(fds[0]), write: AtomicI32::new(fds[1]) })
+    }
+
+    /// Closes both ends.
+    pub fn close(&self) {
+        for end in [&self.read, &self.write] {
+            let fd = end.swap(-1, Ordering::AcqRel);
+            if fd >= 0 {
+                // SAFETY: this object owned the descriptor, and the swap gave it to this call alone.
+                unsafe { libc::close(fd) };
+            }
+        }
     }
 
     /// The descriptor for the application.
     pub fn read_fd(&self) -> RawFd {
-        self.read.as_raw_fd()
+        self.read.load(Ordering::Acquire)
     }
 
     /// Lets peers find the pipe.
     pub fn publish(&self, slot: &PipeSlot) -> io::Result<()> {
-        let meta = std::fs::File::from(self.write.try_clone()?).metadata()?;
+        let fd = self.write.load(Ordering::Acquire);
+        // SAFETY: the descriptor is open as long as this object is not closed, and it is only borrowed here.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let meta = std::fs::File::from(borrowed.try_clone_to_owned()?).metadata()?;
         slot.dev.store(meta.dev(), Ordering::Relaxed);
         slot.ino.store(meta.ino(), Ordering::Relaxed);
-        slot.fd.store(self.write.as_raw_fd().cast_unsigned(), Ordering::Release);
+        slot.fd.store(fd.cast_unsigned(), Ordering::Release);
         Ok(())
     }
 
@@ -64,7 +85,9 @@ impl EventPipe {
     pub fn next(&self) -> io::Result<(u32, u32, u32)> {
         let mut bytes = [0_u8; RECORD];
         // SAFETY: the buffer is RECORD bytes long.
-        let n = unsafe { libc::read(self.read.as_raw_fd(), bytes.as_mut_ptr().cast(), RECORD) };
+        let n = unsafe {
+            libc::read(self.read.load(Ordering::Acquire), bytes.as_mut_ptr().cast(), RECORD)
+        };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }
