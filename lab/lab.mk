@@ -2,7 +2,7 @@
 .PHONY: lab lab-build lab-check lab-clean
 
 # The list that CI runs, on the plugin that ships.
-lab: dist ffi-programs
+lab: dist ffi-programs bench-build
 	cargo test --test lab -- --ignored --test-threads=1 --nocapture
 
 lab-build:

@@ -73,6 +73,13 @@ fn the_plugin_moves_data_through_the_kernel() {
     list("ffi", &["--", "transfer:hello", "transfer:sizes_1_qp:v12", "transfer:sizes_4_qps:v12"]);
 }
 
+/// Both ends of the bench; every byte of its checked pass.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_bench_runs_through_the_kernel() {
+    list("bench", &[]);
+}
+
 /// Each kind of first pin on pages that must stay movable, in a CMA reserve and in ZONE_MOVABLE.
 #[test]
 #[ignore = "boots a guest: make lab"]
