@@ -1,0 +1,94 @@
+//! The kernel lab (docs/kernel-lab.md): a real kernel's RDMA stack in an emulated guest.
+//!
+//! Needs a Debian host and minutes, so it runs only when asked for: `make lab`. It never skips itself: a guest that
+//! cannot be built or does not boot is a failure.
+
+use std::process::{Command, Output, Stdio};
+
+/// A lab script, run from the repository's root.
+fn lab(script: &str, args: &[&str]) -> Command {
+    let root = env!("CARGO_MANIFEST_DIR");
+    let mut command = Command::new(format!("{root}/lab/{script}"));
+    command.args(args).current_dir(root).stdin(Stdio::null());
+    command
+}
+
+/// The output of a command in the guest.
+fn guest(args: &[&str]) -> Output {
+    lab("run", args).output().expect("lab/run starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("the guest writes UTF-8")
+}
+
+/// Runs a list of checks in the guest; its output is the test's.
+fn list(script: &str, args: &[&str]) {
+    let status = lab(script, args).status().expect("the script starts");
+    assert!(status.success(), "lab/{script} {args:?}: {status}");
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn output_arguments_and_exit_code_come_through() {
+    let script = r#"printf '%s|' "$0" "$@"; echo; echo to stderr >&2; pwd; touch Cargo.toml 2>/dev/null || echo read-only; exit 7"#;
+    let output = guest(&["--timeout", "60", "--", "bash", "-c", script, "a b", "", "$c", "'d'"]);
+    let want = format!("a b||$c|'d'|\n{}\nread-only\n", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(text(&output.stdout), want);
+    assert_eq!(text(&output.stderr), "to stderr\n");
+    assert_eq!(output.status.code(), Some(7));
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn a_command_past_its_limit_is_ended() {
+    let output = guest(&["--no-rdma", "--timeout", "3", "--", "echo begun; sleep 1000"]);
+    assert_eq!(text(&output.stdout), "begun\n");
+    assert_eq!(output.status.code(), Some(124), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("past its limit of 3 s"));
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn a_crashed_guest_is_no_result() {
+    let output = guest(&["--no-rdma", "--timeout", "60", "--", "echo c >/proc/sysrq-trigger"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("Kernel panic - not syncing"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_kernels_rdma_devices_work() {
+    list("check", &[]);
+}
+
+/// The shipped plugin with the distribution's libibverbs: every table, one and four queue pairs.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_plugin_moves_data_through_the_kernel() {
+    list("ffi", &["--", "transfer:hello", "transfer:sizes_1_qp:v12", "transfer:sizes_4_qps:v12"]);
+}
+
+/// Both ends of the bench; every byte of its checked pass.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_bench_runs_through_the_kernel() {
+    list("bench", &[]);
+}
+
+/// Each kind of first pin on pages that must stay movable, in a CMA reserve and in ZONE_MOVABLE.
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn the_first_pin_decides_whether_a_page_registers() {
+    list("matrix", &["--tries", "3", "cma", "zone"]);
+}
+
+#[test]
+#[ignore = "boots a guest: make lab"]
+fn rdma_core_withholds_pages_from_children() {
+    list("fork", &[]);
+}
