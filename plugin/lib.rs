@@ -1,1 +1,21 @@
 //! pinrail: an NCCL network plugin over RDMA verbs.
+//!
+//! NCCL loads the shared object built from this crate and finds one table of functions per ABI version in it
+//! ([`abi`]). Everything else is reached from there: the canonical operations ([`abi::net`]), the connection state
+//! machines ([`transport`]), RAII objects over a verbs library chosen at run time ([`verbs`]), memory and its
+//! registrations ([`memory`]), and facts about the machine ([`host`]).
+
+#[cfg(panic = "abort")]
+compile_error!("panics are contained at the C boundary, which needs panic = \"unwind\"");
+
+pub mod abi;
+pub mod capi;
+pub mod config;
+pub mod cuda;
+pub mod error;
+pub mod host;
+pub mod log;
+pub mod memory;
+pub mod thread;
+pub mod transport;
+pub mod verbs;

@@ -1,2 +1,33 @@
-//! Two-process measurements for NCCL network plugins.
-fn main() {}
+//! Two-process measurements for NCCL network plugins: see `pinrail-bench --help`.
+
+mod cli;
+mod cpu;
+mod failure;
+mod host;
+mod link;
+mod net;
+mod progress;
+mod rank;
+mod size;
+mod stats;
+mod sweep;
+
+use clap::Parser as _;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let outcome = match cli.command {
+        None => sweep::run(&cli.sweep),
+        Some(cli::Command::Rank(options)) => rank::serve(options.rank),
+        Some(cli::Command::Cpu(options)) => cpu::run(&options),
+        Some(cli::Command::CpuLoop(options)) => cpu::run_loop(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pinrail-bench: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -1,0 +1,45 @@
+# pinrail: the commands. `make` builds, `make bench` runs the main job, `make test` runs every check.
+
+PROFILE ?= release
+DIST := dist
+TARGET := target/$(PROFILE)
+# rdma-sys fails with libclang 16 and later.
+LLVM := $(firstword $(wildcard /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/lib64/llvm14/lib /usr/lib64/llvm15/lib))
+export LIBCLANG_PATH ?= $(LLVM)
+PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind
+
+.PHONY: all deps dist test bench bench-cpu lint header clean
+
+all: dist
+
+-include bench/bench.mk
+-include softrnic/softrnic.mk
+-include ffi-tests/ffi.mk
+
+# Installs what is missing, or says exactly what to run.
+deps:
+	@missing=""; for p in $(PACKAGES); do \
+	  dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else \
+	    echo "missing packages; please run: sudo apt-get install -y$$missing" >&2; exit 1; fi; \
+	  echo "installing$$missing"; $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	fi
+
+# The plugin under the name NCCL looks for, and the software RNIC.
+dist: deps plugin softrnic
+
+.PHONY: plugin
+plugin:
+	cargo build --profile $(if $(filter release,$(PROFILE)),release,dev) --lib
+	@mkdir -p $(DIST)
+	@cp $(TARGET)/libnccl_net_pinrail.so $(DIST)/libnccl-net-pinrail.so.new
+	@mv $(DIST)/libnccl-net-pinrail.so.new $(DIST)/libnccl-net-pinrail.so
+
+# Refreshes include/pinrail.h from plugin/capi.rs.
+header: deps
+	UPDATE=1 cargo test --test header
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings

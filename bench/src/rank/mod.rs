@@ -1,0 +1,140 @@
+//! One of the two processes of a sweep. It does what the sweep tells it over its standard input, which is a socket, and
+//! ends when the sweep does.
+
+pub mod buffer;
+pub mod check;
+pub mod endpoint;
+pub mod patience;
+pub mod pingpong;
+pub mod stream;
+
+use crate::failure::{Failure, Result};
+use crate::link::{Command, Reply};
+use crate::net::{Handle, Listener, Net, log};
+use endpoint::Endpoint;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Serves commands until the sweep closes the socket.
+pub fn serve(rank: usize) -> Result<()> {
+    // A killed sweep must not leave ranks that spin.
+    let signal = Some(rustix::process::Signal::KILL);
+    if let Err(error) = rustix::process::set_parent_process_death_signal(signal) {
+        eprintln!("rank {rank}: no parent death signal: {error}");
+    }
+    let socket = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map(UnixStream::from)
+        .map_err(|error| Failure::io("start", "standard input", &error))?;
+    let mut answers =
+        socket.try_clone().map_err(|error| Failure::io("start", "the sweep's socket", &error))?;
+    let mut state = State { rank, ..State::default() };
+    for line in BufReader::new(socket).lines() {
+        let Ok(line) = line else { break };
+        let command: Command = serde_json::from_str(&line)
+            .map_err(|error| Failure::new("start", format!("not a command: {error}")))?;
+        let reply = state.perform(command).unwrap_or_else(|error| Reply::Failed {
+            stage: error.stage().to_owned(),
+            text: error.text().to_owned(),
+        });
+        let mut line = serde_json::to_string(&reply)
+            .map_err(|error| Failure::new("answer", error.to_string()))?;
+        line.push('\n');
+        if answers.write_all(line.as_bytes()).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rank: usize,
+    timeout: Duration,
+    net: Option<Net>,
+    device: i32,
+    listener: Option<Listener>,
+    endpoint: Option<Endpoint>,
+}
+
+impl State {
+    fn perform(&mut self, command: Command) -> Result<Reply> {
+        match command {
+            Command::Open { plugin, abi, timeout_s, verbose } => {
+                log::configure(&format!("rank {}: ", self.rank), verbose);
+                self.timeout = Duration::from_secs(timeout_s);
+                let net = Net::open(&plugin, abi)?;
+                let devices = net.devices()?;
+                let reply =
+                    Reply::Opened { name: net.name().to_owned(), version: net.version(), devices };
+                self.net = Some(net);
+                Ok(reply)
+            }
+            Command::Listen { device } => {
+                let (listener, handle) = self.net()?.listen(device)?;
+                self.device = device;
+                self.listener = Some(listener);
+                Ok(Reply::Listening { handle: handle.to_vec() })
+            }
+            Command::Connect { handle, buffer } => {
+                let handle: Handle = handle
+                    .try_into()
+                    .map_err(|_| Failure::new("connect", "the handle is not 128 bytes"))?;
+                let listener = self
+                    .listener
+                    .take()
+                    .ok_or_else(|| Failure::new("connect", "nothing listens here"))?;
+                let net = self.net()?;
+                let endpoint =
+                    Endpoint::connect(net, self.device, listener, handle, buffer, self.timeout)?;
+                self.endpoint = Some(endpoint);
+                Ok(Reply::Done)
+            }
+            Command::Check(plan) => {
+                let rank = self.rank;
+                let (net, endpoint) = self.open()?;
+                match rank {
+                    0 => check::send(net, endpoint, &plan),
+                    _ => check::receive(net, endpoint, &plan),
+                }
+            }
+            Command::Stream(plan) => {
+                let rank = self.rank;
+                let (net, endpoint) = self.open()?;
+                match rank {
+                    0 => stream::send(net, endpoint, &plan),
+                    _ => stream::receive(net, endpoint, &plan),
+                }
+            }
+            Command::PingPong { size, count } => {
+                let first = self.rank == 0;
+                let (net, endpoint) = self.open()?;
+                pingpong::play(net, endpoint, first, size, count)
+            }
+            Command::Close => {
+                let endpoint = self.endpoint.take();
+                let net = self.net.take();
+                if let (Some(endpoint), Some(net)) = (endpoint, net.as_ref()) {
+                    endpoint.close(net)?;
+                }
+                net.map_or(Ok(()), Net::close)?;
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    fn net(&self) -> Result<&Net> {
+        self.net.as_ref().ok_or_else(|| Failure::new("start", "no plugin is open"))
+    }
+
+    /// The plugin and the connection.
+    fn open(&mut self) -> Result<(&Net, &mut Endpoint)> {
+        match (self.net.as_ref(), self.endpoint.as_mut()) {
+            (Some(net), Some(endpoint)) => Ok((net, endpoint)),
+            _ => Err(Failure::new("start", "there is no connection")),
+        }
+    }
+}

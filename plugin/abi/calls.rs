@@ -1,0 +1,569 @@
+//! The operations with raw arguments, as the tables need them: pointers are checked and out-pointers written here.
+//!
+//! Each function is `unsafe` for the same reason: pointers come from C. What must hold is NCCL's contract — out-pointers
+//! and arrays are valid for what the call's signature says, handles are what this plugin gave out and not yet closed,
+//! and one thread drives a communicator's data path at a time.
+
+use super::boundary::enter;
+use super::net;
+use super::objects::{self, Context, Owner};
+use super::types::{
+    Logger, MAX_MESSAGE, MAX_RECVS, NcclResult, OPTIONAL_COMPLETION, PTR_CUDA, PTR_DMABUF,
+    PTR_HOST, Properties,
+};
+use crate::error::{Error, Fault};
+use crate::memory::{Region, RegionKind};
+use crate::transport::connect::Connecting;
+use crate::transport::listener::Listener;
+use crate::transport::recv::{Posted, RecvComm};
+use crate::transport::request::{Outcome, Request};
+use crate::transport::send::SendComm;
+use crate::transport::wire::{self, HANDLE_BYTES, Handle};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Attempts to connect, by the name that their handle carries.
+static ATTEMPTS: Mutex<Option<HashMap<u64, Box<Connecting>>>> = Mutex::new(None);
+static NEXT_ATTEMPT: AtomicU64 = AtomicU64::new(1);
+
+fn attempts<R>(f: impl FnOnce(&mut HashMap<u64, Box<Connecting>>) -> R) -> R {
+    f(ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+#[cold]
+fn null(what: &'static str) -> Fault {
+    Box::new(Error::argument(format!("{what} is NULL")))
+}
+
+/// Writes through an out-pointer.
+///
+/// # Safety
+/// The pointer is NULL or valid for a write.
+#[inline(always)]
+unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result<(), Fault> {
+    if out.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: not NULL, and valid by the caller's promise.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// init of v6 to v10.
+pub fn init(logger: Logger) -> NcclResult {
+    super::logger::set(logger);
+    enter("init", || Ok(net::init().map(drop)?))
+}
+
+/// init of v11 and later.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn init_context(
+    out: *mut *mut c_void,
+    traffic_class: Option<c_int>,
+    logger: Logger,
+) -> NcclResult {
+    super::logger::set(logger);
+    enter("init", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
+        let transport = net::init()?;
+        let context = objects::export(Context { transport, traffic_class: class(traffic_class) });
+        // SAFETY: as above.
+        unsafe { put(out, context, "the context's out-pointer") }
+    })
+}
+
+/// A traffic class, if one is set.
+fn class(value: Option<c_int>) -> Option<u8> {
+    value.and_then(|v| u8::try_from(v).ok())
+}
+
+/// finalize of v11 and later. NULL is accepted: NCCL 2.28.3 calls it after a failed init.
+pub fn finalize(context: *mut c_void) -> NcclResult {
+    enter("finalize", || {
+        if !context.is_null() {
+            let context = objects::take::<Context>(context)?;
+            drop(context);
+            if objects::users() == 0 {
+                attempts(HashMap::clear);
+            }
+            net::release(true);
+        }
+        Ok(())
+    })
+}
+
+/// The context argument of a call.
+///
+/// # Safety
+/// See the module text.
+unsafe fn context<'a>(pointer: Option<*mut c_void>) -> crate::error::Result<Option<&'a Context>> {
+    // SAFETY: looked up among live objects; NCCL does not finalize a context in use.
+    pointer.map(|p| unsafe { objects::borrow::<Context>(p) }).transpose()
+}
+
+/// devices.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn devices(out: *mut c_int) -> NcclResult {
+    enter("devices", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, 0, "ndev") }?;
+        // SAFETY: as above.
+        unsafe { put(out, net::devices()?, "ndev") }
+    })
+}
+
+/// getProperties: `fill` turns the canonical properties into the version's struct, every field of it.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn properties<T>(
+    device: c_int,
+    out: *mut T,
+    fill: impl FnOnce(&Properties) -> T,
+) -> NcclResult {
+    enter("getProperties", || {
+        if out.is_null() {
+            return Err(null("props"));
+        }
+        let properties = net::properties(device)?;
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, fill(&properties), "props") }
+    })
+}
+
+/// makeVDevice.
+///
+/// # Safety
+/// See the module text; `members` is valid for `count` entries.
+pub unsafe fn make_virtual(
+    out: *mut c_int,
+    members: *const c_int,
+    count: c_int,
+    limit: usize,
+) -> NcclResult {
+    enter("makeVDevice", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, -1, "the device's out-pointer") }?;
+        let count = usize::try_from(count).ok().filter(|n| (1..=limit).contains(n));
+        let count = count
+            .ok_or_else(|| Error::argument(format!("a fused device has 1 to {limit} members")))?;
+        // SAFETY: an array inside the caller's struct, with room for `limit` entries.
+        let members = unsafe { std::slice::from_raw_parts(members, count) };
+        // SAFETY: as above.
+        unsafe { put(out, net::fuse(members)?, "the device's out-pointer") }
+    })
+}
+
+/// listen.
+///
+/// # Safety
+/// See the module text; `handle` has 128 bytes.
+pub unsafe fn listen(
+    ctx: Option<*mut c_void>,
+    device: c_int,
+    handle: *mut c_void,
+    out: *mut *mut c_void,
+) -> NcclResult {
+    enter("listen", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "listenComm") }?;
+        if handle.is_null() {
+            return Err(null("the handle"));
+        }
+        // SAFETY: as the module text says.
+        let transport = net::transport(unsafe { context(ctx) }?)?;
+        let mut bytes = [0; HANDLE_BYTES];
+        let listener = Listener::new(&transport, transport.rails(device)?, &mut bytes)?;
+        // SAFETY: NCCL's handle buffer has this size; it may be unaligned.
+        unsafe { handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes) };
+        // SAFETY: as above.
+        unsafe { put(out, objects::export(Mutex::new(listener)), "listenComm") }
+    })
+}
+
+/// connect: polled with the same handle until it yields a communicator.
+///
+/// # Safety
+/// See the module text; `handle` has 128 bytes.
+pub unsafe fn connect(
+    ctx: Option<*mut c_void>,
+    device: c_int,
+    handle: *mut c_void,
+    out: *mut *mut c_void,
+    traffic_class: Option<c_int>,
+) -> NcclResult {
+    enter("connect", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "sendComm") }?;
+        if handle.is_null() {
+            return Err(null("the handle"));
+        }
+        let buffer = handle.cast::<[u8; HANDLE_BYTES]>();
+        // SAFETY: NCCL's handle buffer has this size; it may be unaligned.
+        let mut bytes = unsafe { buffer.read_unaligned() };
+        let attempt = match wire::token(&bytes).map(|t| (t, attempts(|a| a.remove(&t)))) {
+            Some((_, Some(attempt))) => attempt,
+            Some((_, None)) => {
+                return Err(Box::new(Error::usage("this attempt to connect has ended already")));
+            }
+            None => {
+                // SAFETY: as the module text says.
+                let context = unsafe { context(ctx) }?;
+                let transport = net::transport(context)?;
+                let class = context.and_then(|c| c.traffic_class).or(class(traffic_class));
+                let now = Instant::now();
+                // Attempts that NCCL gave up without a word.
+                attempts(|a| a.retain(|_, attempt| attempt.deadline > now));
+                let peer = Handle::read(&bytes)?;
+                Box::new(Connecting::start(&transport, transport.rails(device)?, peer, class)?)
+            }
+        };
+        match attempt.step() {
+            Ok(Ok(comm)) => {
+                wire::set_token(&mut bytes, 0);
+                // SAFETY: as above.
+                unsafe { put(out, objects::export_send(*comm), "sendComm") }?;
+            }
+            Ok(Err(attempt)) => {
+                let token = wire::token(&bytes)
+                    .unwrap_or_else(|| NEXT_ATTEMPT.fetch_add(1, Ordering::Relaxed));
+                attempts(|a| a.insert(token, attempt));
+                wire::set_token(&mut bytes, token);
+            }
+            Err(e) => {
+                // The name stays used up, so that a further call on this handle says that the attempt has ended.
+                wire::set_token(&mut bytes, u64::MAX);
+                // SAFETY: as above.
+                unsafe { buffer.write_unaligned(bytes) };
+                return Err(Box::new(e));
+            }
+        }
+        // SAFETY: as above.
+        unsafe { buffer.write_unaligned(bytes) };
+        Ok(())
+    })
+}
+
+/// accept: polled until it yields a communicator.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn accept(listener: *mut c_void, out: *mut *mut c_void) -> NcclResult {
+    enter("accept", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "recvComm") }?;
+        // SAFETY: looked up among live objects; NCCL does not close a listener in use.
+        let listener = unsafe { objects::borrow::<Mutex<Listener>>(listener) }?;
+        let accepted = listener.lock().unwrap_or_else(PoisonError::into_inner).accept()?;
+        if let Some(comm) = accepted {
+            // SAFETY: as above.
+            unsafe { put(out, objects::export_recv(*comm), "recvComm") }?;
+        }
+        Ok(())
+    })
+}
+
+/// regMr.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    out: *mut *mut c_void,
+) -> NcclResult {
+    enter("regMr", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
+        let kind = match kind {
+            PTR_HOST => RegionKind::Host,
+            PTR_CUDA => RegionKind::Cuda,
+            _ => {
+                return Err(Box::new(Error::argument(format!(
+                    "regMr of pointer type {kind}; 1 (host) and 2 (CUDA) exist"
+                ))));
+            }
+        };
+        // SAFETY: looked up among live objects; NCCL does not close a communicator that it registers with.
+        let shared = unsafe { objects::shared(comm) }?;
+        let region = shared.register(data.addr(), size, kind)?;
+        // SAFETY: as above.
+        unsafe { put(out, objects::export(region), "mhandle") }
+    })
+}
+
+/// regMrDmaBuf.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn reg_mr_dmabuf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    out: *mut *mut c_void,
+) -> NcclResult {
+    enter("regMrDmaBuf", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
+        if !matches!(kind, PTR_HOST | PTR_CUDA | PTR_DMABUF) {
+            return Err(Box::new(Error::argument(format!("regMrDmaBuf of pointer type {kind}"))));
+        }
+        if fd < 0 {
+            return Err(Box::new(Error::argument(format!("regMrDmaBuf of file descriptor {fd}"))));
+        }
+        // SAFETY: looked up among live objects; NCCL does not close a communicator that it registers with.
+        let shared = unsafe { objects::shared(comm) }?;
+        // SAFETY: not negative; a number that is no open descriptor is refused by the kernel.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let region = shared.register_dmabuf(data.addr(), size, offset, fd)?;
+        // SAFETY: as above.
+        unsafe { put(out, objects::export(region), "mhandle") }
+    })
+}
+
+/// deregMr. NULL is accepted; the communicator may be closed already.
+pub fn dereg_mr(handle: *mut c_void) -> NcclResult {
+    enter("deregMr", || {
+        if !handle.is_null() {
+            drop(objects::take::<Region>(handle)?);
+        }
+        Ok(())
+    })
+}
+
+/// isend. Would block: success with a NULL request.
+///
+/// # Safety
+/// See the module text.
+#[inline(always)]
+pub unsafe fn isend(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    enter("isend", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(request, std::ptr::null_mut(), "request") }?;
+        // SAFETY: as the module text says.
+        let (comm, region) =
+            unsafe { (objects::data::<SendComm>(comm)?, objects::region(handle)?) };
+        if size > MAX_MESSAGE {
+            return Err(too_large("isend", size));
+        }
+        if let Some(started) =
+            comm.isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region)?
+        {
+            // SAFETY: as above.
+            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+        }
+        Ok(())
+    })
+}
+
+#[cold]
+fn too_large(call: &'static str, size: usize) -> Fault {
+    Box::new(Error::argument(format!(
+        "{call} of {size} bytes: test() reports sizes as int, so {MAX_MESSAGE} is the limit (maxP2pBytes)"
+    )))
+}
+
+/// A size as the version's irecv has it.
+pub trait Size: Copy {
+    /// As bytes; `None` when negative.
+    fn bytes(self) -> Option<usize>;
+}
+impl Size for c_int {
+    #[inline(always)]
+    fn bytes(self) -> Option<usize> {
+        usize::try_from(self).ok()
+    }
+}
+impl Size for usize {
+    #[inline(always)]
+    fn bytes(self) -> Option<usize> {
+        Some(self)
+    }
+}
+
+/// irecv. `may_complete_early`: the version passes on the marker by which the caller accepts an early completion.
+///
+/// # Safety
+/// See the module text; the arrays have `n` entries.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
+pub unsafe fn irecv<S: Size>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+    may_complete_early: bool,
+) -> NcclResult {
+    enter("irecv", || {
+        if request.is_null() {
+            return Err(null("request"));
+        }
+        // SAFETY: not NULL, and NCCL's own variable: it holds a request, NULL or the marker.
+        let optional =
+            may_complete_early && unsafe { request.read() }.addr() == OPTIONAL_COMPLETION;
+        // SAFETY: an out-pointer of the call.
+        unsafe { request.write(std::ptr::null_mut()) };
+        // SAFETY: as the module text says.
+        let comm = unsafe { objects::data::<RecvComm>(comm) }?;
+        if !(1..=MAX_RECVS).contains(&n) {
+            return Err(Box::new(Error::argument(format!(
+                "irecv of {n} members; 1 to {MAX_RECVS} are possible"
+            ))));
+        }
+        if data.is_null() || sizes.is_null() || tags.is_null() || handles.is_null() {
+            return Err(null("data, sizes, tags or mhandles"));
+        }
+        let n = n as usize;
+        for member in 0..n {
+            // SAFETY: the arrays have `n` entries.
+            let (size, handle) = unsafe { (*sizes.add(member), *handles.add(member)) };
+            if size.bytes().is_none() {
+                return Err(Box::new(Error::argument("irecv of a negative size")));
+            }
+            // SAFETY: as the module text says.
+            unsafe { objects::region(handle) }?;
+        }
+        let members = (0..n).map(|member| {
+            // SAFETY: the arrays have `n` entries, and every handle was checked above.
+            let (addr, size, tag, handle) = unsafe {
+                (*data.add(member), *sizes.add(member), *tags.add(member), *handles.add(member))
+            };
+            Posted {
+                addr: addr.addr() as u64,
+                // A larger buffer is no error: what arrives is limited by the send.
+                len: size.bytes().unwrap_or(0).min(MAX_MESSAGE) as u32,
+                tag: tag.cast_unsigned(),
+                // SAFETY: as the module text says.
+                region: unsafe { objects::region(handle) }.unwrap_or(None),
+            }
+        });
+        if let Some(started) = comm.irecv(members, optional)? {
+            // SAFETY: as above.
+            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+        }
+        Ok(())
+    })
+}
+
+/// iflush of the last member that is not empty. A NULL request: nothing to wait for.
+///
+/// # Safety
+/// See the module text; the arrays have `n` entries.
+#[inline(always)]
+pub unsafe fn iflush(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    enter("iflush", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(request, std::ptr::null_mut(), "request") }?;
+        // SAFETY: as the module text says.
+        let comm = unsafe { objects::data::<RecvComm>(comm) }?;
+        if !(0..=MAX_RECVS).contains(&n) {
+            return Err(Box::new(Error::argument(format!(
+                "iflush of {n} members; 1 to {MAX_RECVS} are possible"
+            ))));
+        }
+        let usable = !data.is_null() && !sizes.is_null() && !handles.is_null();
+        // SAFETY: the arrays have `n` entries.
+        let last =
+            (0..n as usize).rev().find(|member| usable && unsafe { *sizes.add(*member) } > 0);
+        let Some(member) = last else {
+            comm.skip_flush();
+            return Ok(());
+        };
+        // SAFETY: as above.
+        let (addr, handle) = unsafe { (*data.add(member), *handles.add(member)) };
+        // SAFETY: as the module text says.
+        let region =
+            unsafe { objects::region(handle) }?.ok_or_else(|| null("the memory handle"))?;
+        if let Some(started) = comm.iflush(addr.addr() as u64, region)? {
+            // SAFETY: as above.
+            unsafe { request.write(std::ptr::from_ref(started).cast_mut().cast()) };
+        }
+        Ok(())
+    })
+}
+
+/// test. `done` means SenderCompleted for a send, HostVisible for a receive, GpuVisible for a flush.
+///
+/// # Safety
+/// See the module text; `sizes` is NULL or has room for the members of the request.
+#[inline(always)]
+pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    enter("test", || {
+        // SAFETY: an out-pointer of the call.
+        unsafe { put(done, 0, "done") }?;
+        // SAFETY: as the module text says.
+        let (owner, index) = unsafe { objects::owner(request) }?;
+        let (outcome, request): (Outcome, &Request) = match owner {
+            Owner::Send(comm) => (comm.test(index)?, comm.request(index)),
+            Owner::Recv(comm) => (comm.test(index)?, comm.request(index)),
+        };
+        if let Outcome::Done(members) = outcome {
+            // SAFETY: as above.
+            unsafe { done.write(1) };
+            if !sizes.is_null() {
+                for member in 0..members {
+                    // SAFETY: room for the members, by the module text.
+                    unsafe { sizes.add(member).write(request.size(member)) };
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclResult {
+    enter(call, || {
+        drop(objects::take::<T>(pointer)?);
+        if objects::users() == 0 {
+            attempts(HashMap::clear);
+        }
+        net::release(false);
+        Ok(())
+    })
+}
+
+/// closeSend. Never waits for the peer.
+pub fn close_send(comm: *mut c_void) -> NcclResult {
+    close::<objects::End<SendComm>>("closeSend", comm)
+}
+
+/// closeRecv. Never waits for the peer.
+pub fn close_recv(comm: *mut c_void) -> NcclResult {
+    close::<objects::End<RecvComm>>("closeRecv", comm)
+}
+
+/// closeListen, whether or not a connection was accepted or is half made.
+pub fn close_listen(comm: *mut c_void) -> NcclResult {
+    close::<Mutex<Listener>>("closeListen", comm)
+}

@@ -1,0 +1,159 @@
+//! The canonical operations on the process-wide state, to which every ABI version adapts.
+//!
+//! v11 and later give every communicator a context that is finalized; the last one takes the state with it. Earlier
+//! versions have no finalize: for them the state is replaced by the next init, and what could disturb anybody
+//! (descriptors, threads, registrations) lives only as long as a listener, communicator or memory handle.
+
+use super::objects::{self, Context};
+use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
+use crate::config::{Settings, Severity};
+use crate::error::{Blame, Error, Result};
+use crate::memory::gate;
+use crate::transport::Transport;
+use crate::transport::device::Device;
+use std::collections::BTreeSet;
+use std::ffi::{CString, c_char, c_int};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+static STATE: Mutex<Option<Arc<Transport>>> = Mutex::new(None);
+
+fn state() -> MutexGuard<'static, Option<Arc<Transport>>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads settings and finds devices, unless somebody is using the plugin already.
+///
+/// # Errors
+/// The verbs library or the devices cannot be used: NCCL then moves on to its next network.
+pub fn init() -> Result<Arc<Transport>> {
+    let mut state = state();
+    if let Some(transport) = &*state
+        && objects::users() > 0
+    {
+        return Ok(Arc::clone(transport));
+    }
+    let (settings, notices) = Settings::from_process();
+    crate::log::set_level(&settings);
+    tracing::info!("pinrail {} {}", env!("CARGO_PKG_VERSION"), settings.summary());
+    for notice in &notices {
+        match notice.severity() {
+            Severity::Warn => tracing::warn!("{notice}"),
+            Severity::Info => tracing::info!("{notice}"),
+        }
+    }
+    let important = Transport::kernel_has_devices(&settings) || settings.asked_for_by_name();
+    let transport = Transport::start(settings).map_err(|e| {
+        // On a host without RDMA this is how things are; otherwise somebody is about to get a slow job.
+        if important {
+            return e;
+        }
+        tracing::info!("not used: {e}");
+        e.repeated()
+    })?;
+    *state = Some(Arc::clone(&transport));
+    Ok(transport)
+}
+
+/// The state that init made.
+///
+/// # Errors
+/// No init succeeded.
+pub fn current() -> Result<Arc<Transport>> {
+    state().clone().ok_or_else(|| Error::usage("called before a successful init"))
+}
+
+/// The state of a context, or of the process where versions have no context.
+///
+/// # Errors
+/// The context is not one of ours, or no init succeeded.
+pub fn transport(context: Option<&Context>) -> Result<Arc<Transport>> {
+    context.map_or_else(current, |c| Ok(Arc::clone(&c.transport)))
+}
+
+/// Called when a context, listener or communicator is gone: the last one leaves nothing behind.
+pub fn release(was_context: bool) {
+    let mut state = state();
+    if objects::users() == 0 {
+        if was_context {
+            *state = None;
+            objects::drop_stray_regions();
+        }
+        gate::release_pages();
+    }
+}
+
+/// Number of devices.
+///
+/// # Errors
+/// No init succeeded.
+pub fn devices() -> Result<c_int> {
+    c_int::try_from(current()?.devices().len())
+        .map_err(|_| Error::new(Blame::Internal, "too many devices"))
+}
+
+/// Properties of device `index`.
+///
+/// # Errors
+/// No init succeeded, or there is no such device.
+pub fn properties(index: c_int) -> Result<Properties> {
+    let transport = current()?;
+    let devices = transport.devices();
+    let device = devices.get(index)?;
+    let ports = devices.ports(device);
+    let first =
+        ports.first().ok_or_else(|| Error::new(Blame::Internal, "a device without a port"))?;
+    let all = |f: fn(&Device) -> bool| ports.iter().all(|p| f(p));
+    let mut ptr_support = PTR_HOST;
+    if all(|p| p.peer_memory) {
+        ptr_support |= PTR_CUDA;
+    }
+    if all(|p| p.dmabuf) {
+        ptr_support |= PTR_DMABUF;
+    }
+    let same = |f: fn(&Device) -> Option<i32>| {
+        let value = f(first);
+        let id = value.filter(|_| ports.iter().all(|p| f(p) == value));
+        id.and_then(|id| i16::try_from(id).ok()).unwrap_or(-1)
+    };
+    let sum: u64 = ports.iter().map(|p| u64::from(p.speed)).sum();
+    let least_qp = ports.iter().map(|p| p.max_qp).min().unwrap_or(0);
+    Ok(Properties {
+        name: kept(&device.name),
+        pci_path: first.pci_path.as_deref().map_or(std::ptr::null(), kept),
+        guid: first.guid,
+        ptr_support,
+        speed: c_int::try_from(sum).unwrap_or(c_int::MAX),
+        port: c_int::try_from(first.reported_port).unwrap_or(1),
+        latency: 0.0,
+        max_comms: c_int::try_from(least_qp).unwrap_or(c_int::MAX),
+        members: device.members.iter().filter_map(|m| c_int::try_from(*m).ok()).collect(),
+        rail_id: same(|p| p.rail),
+        plane_id: same(|p| p.plane),
+    })
+}
+
+/// Makes one device of several; returns its index.
+///
+/// # Errors
+/// See [`crate::transport::device::Devices::fuse`].
+pub fn fuse(members: &[c_int]) -> Result<c_int> {
+    let transport = current()?;
+    if !transport.settings.merge_nics {
+        return Err(Error::usage("NCCL_IB_MERGE_NICS=0"));
+    }
+    let mut devices = transport.devices();
+    devices.fuse(members)
+}
+
+/// A string that NCCL may keep for ever, made once.
+fn kept(text: &str) -> *const c_char {
+    static KEPT: Mutex<BTreeSet<&'static std::ffi::CStr>> = Mutex::new(BTreeSet::new());
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kept.get(text.as_c_str()) {
+        return known.as_ptr();
+    }
+    let text: &'static std::ffi::CStr = Box::leak(text.into_boxed_c_str());
+    kept.insert(text);
+    text.as_ptr()
+}

@@ -1,0 +1,139 @@
+//! Settings that are one of a few choices.
+
+use std::ffi::OsStr;
+use std::fmt;
+
+use super::value::{Form, Reading, Refused, Unit, Value, trimmed};
+
+/// `NCCL_IB_PCI_RELAXED_ORDERING`: whether bulk memory is registered with relaxed PCI ordering.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RelaxedOrdering {
+    /// 0: never.
+    Off,
+    /// 1: always; initialisation fails where the library cannot.
+    Required,
+    /// 2: where the library can.
+    #[default]
+    Auto,
+}
+
+impl Value for RelaxedOrdering {
+    fn read(text: &OsStr, _: &Form) -> Result<Reading<Self>, Refused> {
+        let number = u8::read(text, &Form::Number { min: 0, max: 2, unit: Unit::None })?;
+        let value = match number.value {
+            0 => Self::Off,
+            1 => Self::Required,
+            _ => Self::Auto,
+        };
+        Ok(Reading { value, clamped: number.clamped, remarks: number.remarks })
+    }
+    fn show(&self, _: &Form) -> String {
+        match self {
+            Self::Off => "0",
+            Self::Required => "1",
+            Self::Auto => "2",
+        }
+        .to_owned()
+    }
+}
+
+/// Implements the text form of an enum whose variants are words.
+macro_rules! words {
+    ($ty:ident { $($variant:ident = $word:literal),+ $(,)? }) => {
+        impl $ty {
+            /// The words the variable accepts.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            fn from_word(word: &str) -> Option<Self> {
+                $( if word.eq_ignore_ascii_case($word) { return Some(Self::$variant); } )+
+                None
+            }
+        }
+
+        impl fmt::Display for $ty {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $( Self::$variant => $word ),+ })
+            }
+        }
+
+        impl Value for $ty {
+            fn read(text: &OsStr, _: &Form) -> Result<Reading<Self>, Refused> {
+                Self::from_word(trimmed(text)?).map(Reading::exact).ok_or(Refused)
+            }
+            fn show(&self, _: &Form) -> String {
+                self.to_string()
+            }
+        }
+    };
+}
+
+/// `PINRAIL_FLUSH`: when a receive into GPU memory is followed by a flush.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FlushPolicy {
+    /// Where GPU memory can be registered, unless `NCCL_GDR_FLUSH_DISABLE` is 1.
+    #[default]
+    Auto,
+    /// For every flush NCCL asks for, whatever the memory.
+    Always,
+    /// Never; the user vouches that the platform orders the NIC's writes before GPU reads.
+    Never,
+}
+words!(FlushPolicy { Auto = "auto", Always = "always", Never = "never" });
+
+/// `PINRAIL_LOG`: the least important message that is still logged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Failures only.
+    Error,
+    /// And what is likely wrong.
+    #[default]
+    Warn,
+    /// And what was chosen and why.
+    Info,
+    /// And counts of unusual events.
+    Debug,
+    /// And every step.
+    Trace,
+}
+words!(LogLevel {
+    Error = "error",
+    Warn = "warn",
+    Info = "info",
+    Debug = "debug",
+    Trace = "trace",
+});
+
+impl Value for Option<LogLevel> {
+    fn read(text: &OsStr, form: &Form) -> Result<Reading<Self>, Refused> {
+        LogLevel::read(text, form).map(|reading| Reading::exact(Some(reading.value)))
+    }
+    fn show(&self, _: &Form) -> String {
+        self.map_or_else(String::new, |level| level.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_reads_back() {
+        for word in FlushPolicy::WORDS {
+            assert_eq!(FlushPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in LogLevel::WORDS {
+            assert_eq!(LogLevel::from_word(word).unwrap().to_string(), *word);
+        }
+        assert_eq!(LogLevel::from_word("WARN"), Some(LogLevel::Warn));
+        assert_eq!(FlushPolicy::from_word("sometimes"), None);
+        assert!(LogLevel::Error < LogLevel::Trace);
+    }
+
+    #[test]
+    fn relaxed_ordering_is_a_number() {
+        let read = |text| RelaxedOrdering::read(OsStr::new(text), &Form::Flag);
+        assert_eq!(read("1"), Ok(Reading::exact(RelaxedOrdering::Required)));
+        assert!(read("3").unwrap().clamped);
+        assert_eq!(read("on"), Err(Refused));
+    }
+}

@@ -1,0 +1,198 @@
+//! Where variables come from: the environment, then NCCL's configuration files.
+//!
+//! NCCL reads the file named by `NCCL_CONF_FILE`, or else `~/.nccl.conf`, and then
+//! `/etc/nccl.conf`, and puts what it finds into the environment of the process unless the name is
+//! already there. So the environment wins over files, the first file over the second, and the first
+//! line over later ones. NCCL does this before it loads a plugin; the files are read here again, so
+//! that programs without NCCL agree with it and each value's origin can be told.
+
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use super::notice::{Notice, Origin, Topic};
+
+/// No configuration file is longer; a device file must not be read for ever.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// NCCL's file for all users.
+const SYSTEM_FILE: &str = "/etc/nccl.conf";
+
+/// One variable with its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its text. Paths need not be UTF-8.
+    pub value: OsString,
+    /// Where it was set.
+    pub origin: Origin,
+}
+
+/// The assignments of one configuration file: `NAME=value` a line, `#` in the first column for
+/// comments, blanks kept.
+pub fn file_assignments(text: &[u8]) -> Vec<(OsString, OsString)> {
+    text.split(|byte| *byte == b'\n')
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .filter(|line| line.first() != Some(&b'#'))
+        .filter_map(|line| {
+            let equals = line.iter().position(|byte| *byte == b'=')?;
+            let value = &line[equals + 1..];
+            let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+            Some((to_os(&line[..equals]), to_os(&value[..end])))
+        })
+        .collect()
+}
+
+fn to_os(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+/// Merges the environment and the files, most important first. `inherited` says whether a name was
+/// in the environment the process started with; if it was not and a file holds the same text, the
+/// file is where the value comes from (NCCL exported it).
+pub fn merge(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    files: &[(PathBuf, Vec<u8>)],
+    inherited: impl Fn(&OsStr) -> bool,
+) -> Vec<Variable> {
+    let files: Vec<_> =
+        files.iter().map(|(path, text)| (path.clone(), file_assignments(text))).collect();
+    let in_file = |name: &OsStr| {
+        files.iter().find_map(|(path, lines)| {
+            let (_, value) = lines.iter().find(|(known, _)| known == name)?;
+            Some((path, value))
+        })
+    };
+    let mut seen = HashSet::new();
+    let mut variables = Vec::new();
+    let mut add = |name: &OsStr, value: &OsStr, origin: Origin| {
+        if let Some(text) = name.to_str()
+            && seen.insert(text.to_owned())
+        {
+            variables.push(Variable { name: text.to_owned(), value: value.to_owned(), origin });
+        }
+    };
+    for (name, value) in environment {
+        let origin = match in_file(&name) {
+            Some((path, text)) if *text == value && !inherited(&name) => Origin::File(path.clone()),
+            _ => Origin::Environment,
+        };
+        add(&name, &value, origin);
+    }
+    for (path, lines) in &files {
+        for (name, value) in lines {
+            add(name, value, Origin::File(path.clone()));
+        }
+    }
+    variables
+}
+
+/// Reads at most [`MAX_FILE_BYTES`] of a file.
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// The variables of this process and its configuration files. A file that does not exist is normal
+/// unless `NCCL_CONF_FILE` names it.
+pub fn of_process() -> (Vec<Variable>, Vec<Notice>) {
+    let environment: Vec<_> = std::env::vars_os().collect();
+    let get = |wanted: &str| {
+        let (_, value) = environment.iter().find(|(name, _)| name == wanted)?;
+        (!value.is_empty()).then(|| value.clone())
+    };
+    let mut files = Vec::new();
+    let mut notices = Vec::new();
+    let user = get("NCCL_CONF_FILE").map(PathBuf::from);
+    let asked = user.is_some();
+    let user = user.or_else(|| Some(Path::new(&get("HOME")?).join(".nccl.conf")));
+    for (path, asked) in
+        user.map(|path| (path, asked)).into_iter().chain([(PathBuf::from(SYSTEM_FILE), false)])
+    {
+        match read_bounded(&path) {
+            Ok(text) => files.push((path, text)),
+            Err(error) if !asked && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => notices.push(Notice {
+                subject: path.display().to_string(),
+                topic: Topic::File,
+                text: format!(
+                    "cannot read {}: {error}; its settings have no effect",
+                    path.display()
+                ),
+            }),
+        }
+    }
+    let started_with = read_bounded(Path::new("/proc/self/environ")).unwrap_or_default();
+    let started_with: HashSet<&OsStr> = started_with
+        .split(|byte| *byte == 0)
+        .filter_map(|entry| {
+            let equals = entry.iter().position(|byte| *byte == b'=')?;
+            Some(OsStr::from_bytes(&entry[..equals]))
+        })
+        .collect();
+    (merge(environment, &files, |name| started_with.contains(name)), notices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pair(name: &str, value: &str) -> (OsString, OsString) {
+        (name.into(), value.into())
+    }
+
+    fn find<'a>(variables: &'a [Variable], name: &str) -> (&'a str, Origin) {
+        let hits: Vec<_> = variables.iter().filter(|v| v.name == name).collect();
+        assert_eq!(hits.len(), 1, "{name}");
+        (hits[0].value.to_str().unwrap(), hits[0].origin.clone())
+    }
+
+    #[test]
+    fn files_follow_nccls_syntax() {
+        let text = b"# comment\nA=1\r\n B=2\nnonsense\nC=x=y\nD=\n#E=5\nF=6";
+        let expected =
+            [pair("A", "1"), pair(" B", "2"), pair("C", "x=y"), pair("D", ""), pair("F", "6")];
+        assert_eq!(file_assignments(text), expected);
+    }
+
+    #[test]
+    fn environment_then_user_file_then_system_file() {
+        let files = [
+            (PathBuf::from("user"), b"A=u\nB=u\nB=u2\n".to_vec()),
+            (PathBuf::from("system"), b"A=s\nB=s\nC=s\n".to_vec()),
+        ];
+        let merged = merge([pair("A", "e"), pair("A", "again")], &files, |_| true);
+        assert_eq!(find(&merged, "A"), ("e", Origin::Environment));
+        assert_eq!(find(&merged, "B"), ("u", Origin::File("user".into())));
+        assert_eq!(find(&merged, "C"), ("s", Origin::File("system".into())));
+    }
+
+    #[test]
+    fn what_nccl_exported_from_a_file_is_told_apart() {
+        let files = [(PathBuf::from("conf"), b"A=1\nB=1\nC=1\n".to_vec())];
+        let environment = [pair("A", "1"), pair("B", "1"), pair("C", "2")];
+        let merged = merge(environment, &files, |name| name == "B");
+        assert_eq!(find(&merged, "A").1, Origin::File("conf".into()));
+        assert_eq!(find(&merged, "B").1, Origin::Environment);
+        assert_eq!(find(&merged, "C").1, Origin::Environment);
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_are_skipped() {
+        let odd = OsString::from_vec(vec![0xff, b'A']);
+        assert!(merge([(odd, "1".into())], &[], |_| true).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_file(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let files = [(PathBuf::from("f"), text)];
+            let _ = merge([], &files, |_| false);
+        }
+    }
+}

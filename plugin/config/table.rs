@@ -1,0 +1,207 @@
+//! The settings table: every variable that has an effect, declared once.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Given;
+use super::address::{AddrRange, Family};
+use super::choice::{FlushPolicy, LogLevel, RelaxedOrdering};
+use super::gid_index::GidIndex;
+use super::hca::HcaFilter;
+use super::ifname::IfnameFilter;
+use super::row::{Row, settings};
+use super::value::{Form, Reading, Refused, Unit, Value};
+
+/// A plain number in a closed range.
+const fn number(min: i64, max: i64) -> Form {
+    Form::Number { min, max, unit: Unit::None }
+}
+
+/// A counted number in a closed range.
+const fn counted(min: i64, max: i64, unit: Unit) -> Form {
+    Form::Number { min, max, unit }
+}
+
+/// A number in a closed range, or the special number that means "not set".
+const fn number_or(special: i64, meaning: &'static str, min: i64, max: i64) -> Form {
+    Form::NumberOr { special, meaning, stands_for: None, min, max, unit: Unit::None }
+}
+
+settings! {
+    /// 1 turns InfiniBand and RoCE off, and with them pinrail: NCCL goes on to its next network.
+    /// Has no effect where `NCCL_NET=pinrail` asks for the plugin by name.
+    ib_disable: bool = "NCCL_IB_DISABLE", Form::Flag, default "0";
+
+    /// The network NCCL was told to use. Read only to know whether pinrail was asked for by name.
+    net_name: Option<String> = "NCCL_NET", Form::Text("a network name"), default "";
+
+    /// Which devices and ports are used. An optional `^` excludes instead of selecting, then an
+    /// optional `=` asks for exact names instead of prefixes, then a comma list of
+    /// `hca[:port[:rail[:plane]]]`.
+    hca: HcaFilter = "NCCL_IB_HCA",
+        Form::Text("[^][=]hca[:port[:rail[:plane]]],…"), default "";
+
+    /// The verbs library to load. When not set, `libibverbs.so.1` is loaded.
+    verbs_lib: Option<PathBuf> = "NCCL_IBVERBS_LIB",
+        Form::Text("a path or library name"), default "";
+
+    /// How long the device waits for an acknowledgement: 4.096 µs × 2^value, up to four times that
+    /// on some devices; 0 waits for ever. A dead peer is noticed after about this time, once
+    /// for each retry and once more.
+    timeout: u8 = "NCCL_IB_TIMEOUT", number(0, 31), default "20";
+
+    /// How often the device sends again before a connection fails.
+    retry_cnt: u8 = "NCCL_IB_RETRY_CNT", number(0, 7), default "7";
+
+    /// The GID table entry of RoCE ports; -1 chooses it from the table for each device and
+    /// connection, which is what works where tables differ between devices. A list `device:index,…`
+    /// fixes single devices and leaves the others to the choice; stock knows one number only.
+    gid_index: GidIndex = "NCCL_IB_GID_INDEX",
+        Form::Text("a number from 0 to 255, -1 for automatic, or device:index,…"), default "-1";
+
+    /// On InfiniBand ports, the GID table entry that is used if it carries a routable identifier
+    /// (FLID).
+    flid_gid_index: u32 = "NCCL_IB_ROUTABLE_FLID_GID_INDEX", number(0, 255), default "1";
+
+    /// The address family that the automatic GID choice prefers. Where a table holds no usable
+    /// entry of it, the other family is used and the log says so.
+    addr_family: Family = "NCCL_IB_ADDR_FAMILY", Form::Words(Family::WORDS), default "AF_INET";
+
+    /// The subnet the automatic GID choice is confined to.
+    addr_range: Option<AddrRange> = "NCCL_IB_ADDR_RANGE",
+        Form::Text("address/bits of the family of NCCL_IB_ADDR_FAMILY"), default "";
+
+    /// The RoCE version that the automatic GID choice prefers.
+    roce_version: u8 = "NCCL_IB_ROCE_VERSION_NUM", number(1, 2), default "2";
+
+    /// Service level. When not set, the communicator's traffic class, or else 0.
+    sl: Option<u8> = "NCCL_IB_SL", number_or(-1, "not set", 0, 15), default "-1";
+
+    /// Traffic class (RoCE). When not set, the communicator's traffic class, or else 0.
+    tc: Option<u8> = "NCCL_IB_TC", number_or(-1, "not set", 0, 255), default "-1";
+
+    /// Traffic class of the credits, which a receiver writes to its sender (RoCE). When not set,
+    /// that of the data.
+    fifo_tc: Option<u8> = "NCCL_IB_FIFO_TC", number_or(-1, "not set", 0, 255), default "-1";
+
+    /// Partition key, by its index in the port's table.
+    pkey_index: u16 = "NCCL_IB_PKEY", number(0, 65535), default "0";
+
+    /// Partition key, by value. When set it wins over the index; a value that a port's table does
+    /// not hold makes connections on that port fail with an error that names both.
+    pkey_value: Option<u16> = "NCCL_IB_PKEY_VALUE",
+        number_or(-1, "not set", 0, 65535), default "-1";
+
+    /// Credits are written inline where the device grants enough inline room. Stock defaults to 0;
+    /// here the default is 1, because an inline credit saves the device a read of host memory and a
+    /// device that cannot is noticed when the queue pair is created.
+    use_inline: bool = "NCCL_IB_USE_INLINE", Form::Flag, default "1", stock "0";
+
+    /// Vendor options (ECE) are negotiated when a connection is made.
+    ece_enable: bool = "NCCL_IB_ECE_ENABLE", Form::Flag, default "1";
+
+    /// Queue pairs per connection and member device.
+    qps_per_connection: u32 = "NCCL_IB_QPS_PER_CONNECTION", number(1, 128), default "1";
+
+    /// 1 splits each message over all queue pairs; 0 sends each message on one per member, in turn.
+    split_data_on_qps: bool = "NCCL_IB_SPLIT_DATA_ON_QPS", Form::Flag, default "0";
+
+    /// With adaptive routing, messages above this size are written without notice and a separate
+    /// notification follows, so that the network may reorder the data.
+    ar_threshold: usize = "NCCL_IB_AR_THRESHOLD",
+        Form::NumberOr {
+            special: -2,
+            meaning: "8192",
+            stands_for: Some(8192),
+            min: 0,
+            max: i64::MAX,
+            unit: Unit::Bytes,
+        },
+        default "8192";
+
+    /// Whether the network routes adaptively. When not set: yes on InfiniBand, no on RoCE.
+    adaptive_routing: Option<bool> = "NCCL_IB_ADAPTIVE_ROUTING",
+        number_or(-2, "by link layer", 0, 1), default "-2";
+
+    /// Relaxed PCI ordering for bulk memory, never for credits, flags or flush words. 0 never, 1
+    /// always and an error where the library cannot, 2 where the library can. Stock treats 1 like
+    /// 2.
+    relaxed_ordering: RelaxedOrdering = "NCCL_IB_PCI_RELAXED_ORDERING", number(0, 2), default "2";
+
+    /// Virtual functions of one bus are reported as one PCI device.
+    merge_vfs: bool = "NCCL_IB_MERGE_VFS", Form::Flag, default "1";
+
+    /// NCCL may fuse several devices into one virtual device.
+    merge_nics: bool = "NCCL_IB_MERGE_NICS", Form::Flag, default "1";
+
+    /// Devices are reported in PCI order, which makes their numbers agree between equal hosts; 0
+    /// keeps the order of the verbs library.
+    device_pci_order: bool = "NCCL_IB_DEVICE_PCI_ORDER", Form::Flag, default "1";
+
+    /// A fatal asynchronous event of the device fails the connections concerned; 0 only logs it.
+    return_async_events: bool = "NCCL_IB_RETURN_ASYNC_EVENTS", Form::Flag, default "1";
+
+    /// The speed of a port is asked for directly where the verbs library can; 0 multiplies lane
+    /// speed and width.
+    query_port_speed: bool = "NCCL_IB_QUERY_PORT_SPEED", Form::Flag, default "1";
+
+    /// 1 leaves the flush after a receive into GPU memory out.
+    gdr_flush_disable: bool = "NCCL_GDR_FLUSH_DISABLE", Form::Flag, default "0";
+
+    /// 1 tries every failed change of a queue pair's state again; 0 only those that timed out.
+    mqp_retry_all: bool = "NCCL_IB_MQP_RETRY_ALL", Form::Flag, default "0";
+
+    /// How often a failed change of a queue pair's state is tried again.
+    mqp_retry_cnt: u32 = "NCCL_IB_MQP_RETRY_CNT", number(0, 10_000), default "34";
+
+    /// Pause before the first of these attempts; the n-th waits n times as long. The caller never
+    /// sleeps: the pause passes between polls.
+    mqp_retry_sleep: Duration = "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
+        counted(0, 60_000, Unit::Milliseconds), default "100";
+
+    /// 1 picks the local device whose subnet the peer's address lies in (RoCE).
+    subnet_aware: bool = "NCCL_IB_SUBNET_AWARE_ROUTING", Form::Flag, default "0";
+
+    /// Leading bits that make an IPv4 subnet in that choice; IPv6 uses 64.
+    subnet_prefix_len: u8 = "NCCL_IB_SUBNET_PREFIX_LEN", counted(1, 32, Unit::Bits), default "24";
+
+    /// 1 logs connections whose two ends fuse different numbers of devices.
+    warn_rail_local: bool = "NCCL_IB_WARN_RAIL_LOCAL", Form::Flag, default "0";
+
+    /// Interfaces that may carry the TCP side channel. An optional `^` excludes, an optional `=`
+    /// asks for exact names, then a comma list of name prefixes. When not set: `ib*`, then the
+    /// subnet of `NCCL_COMM_ID`, then anything but docker, lo and virbr, then those.
+    socket_ifname: IfnameFilter = "NCCL_SOCKET_IFNAME", Form::Text("[^][=]prefix,…"), default "";
+
+    /// Address family of the TCP side channel. When not set, any.
+    socket_family: Option<Family> = "NCCL_SOCKET_FAMILY", Form::Words(Family::WORDS), default "";
+
+    /// How often a refused or timed-out TCP connection is tried again.
+    socket_retry_cnt: u32 = "NCCL_SOCKET_RETRY_CNT", number(0, 10_000), default "34";
+
+    /// Pause before the first of these attempts; the n-th waits n times as long, between polls.
+    socket_retry_sleep: Duration = "NCCL_SOCKET_RETRY_SLEEP_MSEC",
+        counted(0, 60_000, Unit::Milliseconds), default "100";
+
+    /// Address of the communicator's root. Read only to prefer an interface of the same subnet for
+    /// the side channel; a host name gives no such hint.
+    comm_id: Option<String> = "NCCL_COMM_ID", Form::Text("address:port"), default "";
+
+    /// How long making a connection may take on either side, all stages together, before it fails
+    /// with an error that names the peer and the stage.
+    connect_timeout: Duration = "PINRAIL_CONNECT_TIMEOUT",
+        counted(1, 86_400, Unit::Seconds), default "60";
+
+    /// When a receive into GPU memory is followed by a flush: `auto` where it is needed, `always`
+    /// for every flush NCCL asks for, `never`.
+    flush: FlushPolicy = "PINRAIL_FLUSH", Form::Words(FlushPolicy::WORDS), default "auto";
+
+    /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
+    /// level (`NCCL_DEBUG`) decides.
+    log: Option<LogLevel> = "PINRAIL_LOG", Form::Words(LogLevel::WORDS), default "";
+
+    /// Another root for the sysfs files the plugin reads, in place of `/sys`. For tests on hosts
+    /// built from files.
+    sysfs_root: Option<PathBuf> = "PINRAIL_SYSFS", Form::Text("a folder"), default "";
+}

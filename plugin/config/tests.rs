@@ -1,0 +1,236 @@
+//! Tests of the table as a whole.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(variables: &[(&str, &str)]) -> (Settings, Vec<Notice>) {
+    Settings::parse(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+}
+
+/// The only notice of a single setting.
+fn notice(name: &str, value: &str) -> Notice {
+    let (_, notices) = parse(&[(name, value)]);
+    assert_eq!(notices.len(), 1, "{name}={value}: {notices:?}");
+    notices.into_iter().next().unwrap()
+}
+
+#[test]
+fn every_default_is_a_value_of_its_own_setting() {
+    let defaults = Settings::default();
+    for row in TABLE {
+        assert_eq!(defaults.shown(row.name).as_deref(), Some(row.default), "{}", row.name);
+        if !row.default.is_empty() {
+            let (settings, notices) = parse(&[(row.name, row.default)]);
+            assert!(notices.is_empty(), "{}: {notices:?}", row.name);
+            assert_eq!(Settings { given: Vec::new(), ..settings }, defaults, "{}", row.name);
+        }
+        if let Some(stock) = row.stock_default {
+            assert!(parse(&[(row.name, stock)]).1.is_empty(), "{}", row.name);
+        }
+    }
+}
+
+#[test]
+fn every_name_is_declared_once_and_has_prose() {
+    let mut names = HashSet::new();
+    for name in known_names() {
+        assert!(names.insert(name), "{name} twice");
+        assert!(relevant(name), "{name}");
+    }
+    for row in TABLE {
+        assert!(row.prose.trim().ends_with('.'), "{}", row.name);
+    }
+}
+
+#[test]
+fn stock_defaults() {
+    let s = Settings::default();
+    assert_eq!((s.timeout, s.retry_cnt, s.ar_threshold), (20, 7, 8192));
+    assert_eq!((s.qps_per_connection, s.split_data_on_qps, s.adaptive_routing), (1, false, None));
+    assert_eq!((s.sl, s.tc, s.fifo_tc, s.pkey_index, s.pkey_value), (None, None, None, 0, None));
+    assert_eq!((s.gid_index.clone(), s.flid_gid_index), (GidIndex::Automatic, 1));
+    assert_eq!((s.addr_family, s.roce_version, s.addr_range), (Family::V4, 2, None));
+    assert_eq!(s.relaxed_ordering, RelaxedOrdering::Auto);
+    assert_eq!((s.mqp_retry_cnt, s.mqp_retry_sleep), (34, Duration::from_millis(100)));
+    assert_eq!((s.socket_retry_cnt, s.socket_retry_sleep), (34, Duration::from_millis(100)));
+    assert_eq!((s.connect_timeout, s.flush), (Duration::from_secs(60), FlushPolicy::Auto));
+    assert!(s.use_inline && s.ece_enable && s.merge_vfs && s.merge_nics && s.device_pci_order);
+    assert!(s.return_async_events && s.query_port_speed);
+    assert!(!s.ib_disable && !s.gdr_flush_disable && !s.subnet_aware && !s.warn_rail_local);
+    assert!(s.socket_ifname.is_automatic() && s.hca.entries.is_empty() && s.verbs_lib.is_none());
+}
+
+#[test]
+fn values_that_people_set_too_high_are_clamped_with_their_effect() {
+    let (settings, notices) = parse(&[("NCCL_IB_TIMEOUT", "300"), ("NCCL_IB_RETRY_CNT", "15")]);
+    assert_eq!((settings.timeout, settings.retry_cnt), (31, 7));
+    assert_eq!(notices.len(), 2);
+    assert!(notices.iter().all(|n| n.topic == Topic::Clamped));
+    let text = &notices[0].text;
+    for part in ["NCCL_IB_TIMEOUT=300", "(environment)", "0 to 31", "using 31", "8796.093 s"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(notices[1].text.contains("8 attempts"), "{}", notices[1].text);
+}
+
+#[test]
+fn unreadable_text_leaves_the_default_and_is_quoted() {
+    let bad = notice("NCCL_IB_SL", "high\n");
+    assert_eq!((bad.topic, bad.severity()), (Topic::Unparsable, Severity::Warn));
+    for part in ["NCCL_IB_SL=\"high\\n\"", "0 to 15", "-1 for not set", "default -1"] {
+        assert!(bad.text.contains(part), "{bad}");
+    }
+    assert!(notice("NCCL_IB_DISABLE", "true").text.contains("0 or 1"));
+    assert!(notice("NCCL_IB_ADDR_RANGE", "10.0.0.0").text.contains("default, not set"));
+    assert!(notice("PINRAIL_FLUSH", "maybe").text.contains("auto, always, never"));
+}
+
+#[test]
+fn unknown_names_are_reported_with_the_nearest() {
+    let bad = notice("NCCL_IB_TIMOUT", "22");
+    assert_eq!(bad.topic, Topic::Unknown);
+    assert!(bad.text.ends_with("the nearest known name is NCCL_IB_TIMEOUT"), "{bad}");
+    assert!(notice("PINRAIL_FLUHS", "").text.ends_with("PINRAIL_FLUSH"));
+    assert!(notice("NCCL_IB_CUDA_SUPPORT", "1").text.ends_with("no effect"));
+    assert!(
+        parse(&[("NCCL_ALGO", "Ring"), ("PATH", "x"), ("NCCL_IBEXT_DISABLE", "1")]).1.is_empty()
+    );
+}
+
+#[test]
+fn inert_names_are_noted_unless_the_core_acts_on_them() {
+    let inert = notice("NCCL_IB_OOO_RQ", "1");
+    assert_eq!((inert.topic, inert.severity()), (Topic::NotApplicable, Severity::Info));
+    assert!(parse(&[("NCCL_IB_OOO_RQ", "0"), ("NCCL_NET_GDR_LEVEL", "SYS")]).1.is_empty());
+}
+
+#[test]
+fn a_range_of_another_family_is_ignored_aloud() {
+    let (settings, notices) = parse(&[("NCCL_IB_ADDR_RANGE", "fd00::/8")]);
+    assert_eq!((settings.addr_range, notices.len()), (None, 1));
+    let both = [("NCCL_IB_ADDR_RANGE", "fd00::/8"), ("NCCL_IB_ADDR_FAMILY", "AF_INET6")];
+    assert!(parse(&both).0.addr_range.is_some());
+}
+
+#[test]
+fn being_asked_for_by_name_wins_over_disable() {
+    let off = [("NCCL_IB_DISABLE", "1")];
+    assert!(parse(&off).0.disabled());
+    assert!(!parse(&[off[0], ("NCCL_NET", "Pinrail")]).0.disabled());
+    assert!(parse(&[off[0], ("NCCL_NET", "IB")]).0.disabled());
+}
+
+#[test]
+fn minus_two_is_the_stock_threshold() {
+    assert_eq!(parse(&[("NCCL_IB_AR_THRESHOLD", "-2")]).0.ar_threshold, 8192);
+    assert_eq!(parse(&[("NCCL_IB_AR_THRESHOLD", "-1")]).0.ar_threshold, 0);
+}
+
+#[test]
+fn the_summary_lists_what_differs_with_its_origin() {
+    let line = Settings::default().summary();
+    assert!(
+        line.starts_with("settings: all default; unlike stock: NCCL_IB_USE_INLINE=1 (stock 0);")
+    );
+    assert!(line.ends_with("34.4 s"), "{line}");
+    let variable = |name: &str, value: &str, origin| Variable {
+        name: name.into(),
+        value: value.into(),
+        origin,
+    };
+    let (settings, _) = Settings::from_variables([
+        variable("NCCL_IB_TIMEOUT", "300", Origin::Environment),
+        variable("NCCL_IB_HCA", "=mlx5_0", Origin::File("/etc/nccl.conf".into())),
+        variable("NCCL_IB_USE_INLINE", "0", Origin::Environment),
+        variable("NCCL_IB_RETRY_CNT", "7", Origin::Environment),
+    ]);
+    let expected = "settings: NCCL_IB_HCA==mlx5_0 (/etc/nccl.conf), NCCL_IB_TIMEOUT=31 (environment: \
+                    300), NCCL_IB_USE_INLINE=0 (environment); unlike stock: nothing; a dead peer";
+    let line = settings.summary();
+    assert!(line.starts_with(expected), "{line}");
+    assert!(!line.contains('\n'));
+}
+
+#[test]
+fn text_that_is_not_utf8_is_a_path_or_refused() {
+    let odd = || OsString::from_vec(vec![b'/', 0xff]);
+    let variable =
+        |name: &str| Variable { name: name.into(), value: odd(), origin: Origin::Environment };
+    let names = ["NCCL_IBVERBS_LIB", "NCCL_IB_HCA", "NCCL_IB_SL"];
+    let (settings, notices) = Settings::from_variables(names.map(variable));
+    assert_eq!(settings.verbs_lib.unwrap().into_os_string(), odd());
+    assert_eq!(notices.len(), 2);
+    assert!(notices.iter().all(|notice| notice.topic == Topic::Unparsable));
+}
+
+#[test]
+fn the_process_can_be_read() {
+    let (settings, _) = Settings::from_process();
+    assert!(!settings.summary().is_empty());
+}
+
+fn any_name() -> impl Strategy<Value = String> {
+    let known: Vec<&'static str> = known_names().collect();
+    prop_oneof![
+        proptest::sample::select(known).prop_map(str::to_owned),
+        "NCCL_IB_[A-Z_]{0,20}",
+        "PINRAIL_\\PC{0,20}",
+        any::<String>(),
+    ]
+}
+
+fn any_value() -> impl Strategy<Value = OsString> {
+    prop_oneof![
+        any::<i64>().prop_map(|n| n.to_string().into()),
+        (-3i64..300).prop_map(|n| n.to_string().into()),
+        "[\\^=]{0,2}[a-z0-9_:,/.-]{0,40}".prop_map(OsString::from),
+        any::<String>().prop_map(OsString::from),
+        proptest::collection::vec(any::<u8>(), 0..40).prop_map(OsString::from_vec),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_environment_gives_settings_in_range(
+        variables in proptest::collection::vec((any_name(), any_value()), 0..12)
+    ) {
+        let variables = variables.into_iter().map(|(name, value)| Variable {
+            name,
+            value,
+            origin: Origin::Environment,
+        });
+        let (s, notices) = Settings::from_variables(variables);
+        prop_assert!(s.timeout <= 31 && s.retry_cnt <= 7 && s.sl.is_none_or(|sl| sl <= 15));
+        prop_assert!((1..=128).contains(&s.qps_per_connection));
+        prop_assert!((1..=32).contains(&s.subnet_prefix_len));
+        prop_assert!(s.connect_timeout >= Duration::from_secs(1));
+        prop_assert!(!s.summary().chars().any(char::is_control));
+        for notice in notices {
+            prop_assert!(!notice.text.chars().any(char::is_control), "{}", notice);
+        }
+    }
+
+    #[test]
+    fn the_effective_value_of_any_setting_reads_back(
+        row in proptest::sample::select(TABLE),
+        value in any_value()
+    ) {
+        let variable = |value| Variable {
+            name: row.name.to_owned(),
+            value,
+            origin: Origin::Environment,
+        };
+        let (first, _) = Settings::from_variables([variable(value.clone())]);
+        let shown = first.shown(row.name).unwrap();
+        if value.to_str().is_some() {
+            let (second, _) = Settings::from_variables([variable(shown.clone().into())]);
+            prop_assert_eq!(second.shown(row.name).unwrap(), shown);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Facts about the machine the process runs on: what the kernel says in sysfs and procfs, limits,
+//! network interfaces, and the choices that follow from them alone.
+//!
+//! Nothing here talks to a verbs library or to a GPU. Parsers take text, choices take values; what
+//! touches the machine is a thin function beside them, so that every rule is tested on made-up
+//! hosts.
+
+pub mod gid;
+pub mod limits;
+pub mod meminfo;
+pub mod netif;
+pub mod pci;
+pub mod smaps;
+pub mod sysfs;

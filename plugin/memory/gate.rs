@@ -1,0 +1,178 @@
+//! One word per communicator that says whether the data path may go on.
+//!
+//! isend, irecv and test read it and nothing else: no lock, no system call. The event thread writes it when something
+//! happened outside the data path. The words live in pages that a forked child sees as zero, so that the same load
+//! also tells a child that it must not touch the parent's queues.
+
+use super::page::{PageOwned, Word, page_size};
+use crate::error::Result;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a communicator's word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateState {
+    /// Go on.
+    Open,
+    /// This process is a forked child.
+    Forked,
+    /// The side channel says that the peer closed its end.
+    PeerClosed,
+    /// The side channel broke: the peer process is gone.
+    PeerGone,
+    /// The device reported an error that ends its connections.
+    DeviceFailed,
+    /// The communicator itself failed before; its error is latched.
+    Failed,
+}
+
+const OPEN: u32 = 1;
+
+impl GateState {
+    fn from_word(word: u32) -> Self {
+        match word {
+            OPEN => Self::Open,
+            2 => Self::PeerClosed,
+            3 => Self::PeerGone,
+            4 => Self::DeviceFailed,
+            5 => Self::Failed,
+            _ => Self::Forked,
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Self::Forked => 0,
+            Self::Open => OPEN,
+            Self::PeerClosed => 2,
+            Self::PeerGone => 3,
+            Self::DeviceFailed => 4,
+            Self::Failed => 5,
+        }
+    }
+}
+
+/// The word of one communicator. Clones are the same word.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    word: Word,
+    _slot: Arc<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot(usize);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        slab().free.push(self.0);
+    }
+}
+
+/// Pages of words, grown on demand. Words are given back, pages stay while any gate uses one.
+#[derive(Debug, Default)]
+struct Slab {
+    pages: Vec<Arc<PageOwned>>,
+    free: Vec<usize>,
+}
+
+static SLAB: Mutex<Slab> = Mutex::new(Slab { pages: Vec::new(), free: Vec::new() });
+
+fn slab() -> std::sync::MutexGuard<'static, Slab> {
+    SLAB.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gate {
+    /// A new word, open.
+    ///
+    /// # Errors
+    /// No memory for another page of words.
+    pub fn new() -> Result<Self> {
+        let per_page = page_size() / size_of::<u32>();
+        let mut slab = slab();
+        let index = match slab.free.pop() {
+            Some(index) => index,
+            None => {
+                let page = PageOwned::new(page_size())?;
+                if let Err(e) = page.wipe_on_fork() {
+                    tracing::warn!("{e}; use after fork() will not be noticed");
+                }
+                let first = slab.pages.len() * per_page;
+                slab.pages.push(Arc::new(page));
+                slab.free.extend((first + 1..first + per_page).rev());
+                first
+            }
+        };
+        let page = Arc::clone(&slab.pages[index / per_page]);
+        let word = Word::new(page, index % per_page * size_of::<u32>());
+        word.store(OPEN, Ordering::Release);
+        Ok(Self { word, _slot: Arc::new(Slot(index)) })
+    }
+
+    /// Whether the data path may go on.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// What the word says.
+    pub fn state(&self) -> GateState {
+        GateState::from_word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Records that something happened; the first report stays, except that the communicator's own failure is final.
+    pub fn report(&self, state: GateState) {
+        if self.is_open() || state == GateState::Failed {
+            self.word.store(state.word(), Ordering::Release);
+        }
+    }
+}
+
+/// Gives the pages of words back. Called when the last user of the plugin is gone; a page still in use stays with its
+/// gates.
+pub fn release_pages() {
+    let mut slab = slab();
+    if slab.free.len() == slab.pages.len() * (page_size() / size_of::<u32>()) {
+        *slab = Slab::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_report_stays() {
+        let gate = Gate::new().unwrap();
+        assert!(gate.is_open());
+        gate.report(GateState::PeerGone);
+        gate.report(GateState::DeviceFailed);
+        assert_eq!(gate.state(), GateState::PeerGone);
+    }
+
+    #[test]
+    fn words_are_distinct_and_reused() {
+        let gates: Vec<_> = (0..3000).map(|_| Gate::new().unwrap()).collect();
+        gates[1500].report(GateState::PeerClosed);
+        assert_eq!(gates.iter().filter(|g| !g.is_open()).count(), 1);
+        drop(gates);
+        assert!(Gate::new().unwrap().is_open());
+    }
+
+    #[test]
+    fn a_forked_child_sees_a_closed_gate() {
+        let gate = Gate::new().unwrap();
+        // SAFETY: the child only reads one word and leaves through _exit.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let code = i32::from(gate.state() != GateState::Forked);
+            // SAFETY: no destructor of the parent's state may run in the child.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child and a valid out-pointer.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0, "the child saw an open gate");
+        assert!(gate.is_open());
+    }
+}

@@ -1,0 +1,260 @@
+//! The connecting side: a state machine that NCCL polls with the same handle until it yields a sending end.
+//!
+//! The handle buffer belongs to one attempt and NCCL offers nothing else to keep state in, so it holds the name of the
+//! attempt; the attempt itself is in a table here. An attempt that nobody polls any more is dropped when its deadline
+//! has passed and another call comes by, or with the transport.
+
+use super::Transport;
+use super::channel::{Channel, Dial};
+use super::connection::{Policy, Setup, Sizes};
+use super::device::Rail;
+use super::fifo;
+use super::send::{self, SEND_DEPTH, SendComm};
+use super::wire::{End, Handle, Hello, Message};
+use super::{Comm, CommShared};
+use crate::error::{Blame, Error, Result};
+use crate::memory::Gate;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of inline payload a sender can use: a size record of eight members.
+const INLINE: u32 = 32;
+
+/// One attempt to connect.
+#[derive(Debug)]
+pub struct Connecting {
+    transport: Arc<Transport>,
+    handle: Handle,
+    setup: Option<Setup>,
+    traffic_class: Option<u8>,
+    stage: Stage,
+    /// When the attempt is given up.
+    pub deadline: Instant,
+    dials: u32,
+    gate: Gate,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Connecting to the listener.
+    Dial(Dial),
+    /// Waiting before connecting again.
+    Pause(Instant),
+    /// Hello is sent.
+    AwaitReply(Channel),
+    /// Moving queue pairs on.
+    BringUp(Channel, Box<End>),
+    /// Ready is being sent.
+    Finish(Channel, Box<End>),
+}
+
+impl Stage {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Dial(_) | Self::Pause(_) => "connecting to the listener",
+            Self::AwaitReply(_) => "waiting for the listener's answer",
+            Self::BringUp(..) => "moving queue pairs to ready-to-send",
+            Self::Finish(..) => "confirming",
+        }
+    }
+}
+
+impl Connecting {
+    /// Starts an attempt over `rails`.
+    ///
+    /// # Errors
+    /// Objects cannot be made or the address is refused at once.
+    pub fn start(
+        transport: &Arc<Transport>,
+        rails: Vec<Rail>,
+        handle: Handle,
+        traffic_class: Option<u8>,
+    ) -> Result<Self> {
+        let settings = &transport.settings;
+        let dial = Dial::start(handle.addr)?;
+        let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
+        let sizes = Sizes { send: SEND_DEPTH, recv: 0, extra: 0, inline: INLINE };
+        let stride = fifo::stride(handle.rails.into());
+        let setup = Setup::new(rails, lanes, stride, sizes, settings)?;
+        Ok(Self {
+            transport: Arc::clone(transport),
+            setup: Some(setup),
+            traffic_class,
+            stage: Stage::Dial(dial),
+            deadline: Instant::now() + settings.connect_timeout,
+            dials: 0,
+            gate: Gate::new()?,
+            handle,
+        })
+    }
+
+    fn policy(&self) -> Policy<'_> {
+        let settings = &self.transport.settings;
+        Policy {
+            settings,
+            traffic_class: settings.tc.or(self.traffic_class).unwrap_or(0),
+            // The communicator's class is a service level on InfiniBand; there are sixteen.
+            sl: settings.sl.or(self.traffic_class.filter(|c| *c < 16)).unwrap_or(0),
+        }
+    }
+
+    /// Goes on; the sending end once connected.
+    ///
+    /// # Errors
+    /// The attempt failed for good or ran out of time.
+    pub fn step(
+        mut self: Box<Self>,
+    ) -> Result<std::result::Result<Box<Comm<SendComm>>, Box<Self>>> {
+        loop {
+            let name = self.stage.name();
+            let before = std::mem::discriminant(&self.stage);
+            let addr = self.handle.addr;
+            let advanced =
+                self.advance().map_err(|e| e.context(format_args!("connect to {addr}, {name}")))?;
+            if let Some(comm) = advanced {
+                return Ok(Ok(comm));
+            }
+            if std::mem::discriminant(&self.stage) == before {
+                break;
+            }
+        }
+        if Instant::now() > self.deadline {
+            return Err(Error::remote(format!(
+                "connect to {}: no success in {:?} (PINRAIL_CONNECT_TIMEOUT) while {}",
+                self.handle.addr,
+                self.transport.settings.connect_timeout,
+                self.stage.name()
+            )));
+        }
+        Ok(Err(self))
+    }
+
+    fn advance(&mut self) -> Result<Option<Box<Comm<SendComm>>>> {
+        // Replaced on every path that goes on; on an error the attempt is over.
+        let stage = std::mem::replace(&mut self.stage, Stage::Pause(self.deadline));
+        self.stage = match stage {
+            Stage::Dial(dial) => match dial.step() {
+                Ok(Dial::Connected(mut channel)) => {
+                    let setup = self.setup.as_ref().ok_or_else(lost)?;
+                    let hello = Hello {
+                        nonce: self.handle.nonce,
+                        end: setup.describe(false, self.policy()),
+                    };
+                    channel.send(&Message::Hello(hello))?;
+                    Stage::AwaitReply(channel)
+                }
+                Ok(pending) => Stage::Dial(pending),
+                Err(e)
+                    if is_transient(&e)
+                        && self.dials < self.transport.settings.socket_retry_cnt =>
+                {
+                    self.dials += 1;
+                    tracing::info!("{e}; trying again ({})", self.dials);
+                    Stage::Pause(Instant::now() + self.transport.settings.socket_retry_sleep)
+                }
+                Err(e) => return Err(e.blamed(Blame::Remote)),
+            },
+            Stage::Pause(until) if Instant::now() >= until => {
+                Stage::Dial(Dial::start(self.handle.addr)?)
+            }
+            Stage::Pause(until) => Stage::Pause(until),
+            Stage::AwaitReply(mut channel) => {
+                channel.flush()?;
+                match channel.receive()? {
+                    None => Stage::AwaitReply(channel),
+                    Some(Message::Reply(end)) => Stage::BringUp(channel, Box::new(end)),
+                    Some(Message::Refusal(text)) => {
+                        return Err(Error::remote(format!("the peer refuses: {text}")));
+                    }
+                    Some(other) => {
+                        return Err(Error::remote(format!("unexpected answer {other:?}")));
+                    }
+                }
+            }
+            Stage::BringUp(mut channel, end) => {
+                let mut setup = self.setup.take().ok_or_else(lost)?;
+                let up = setup.bring_up(&end, self.policy());
+                self.setup = Some(setup);
+                if up? {
+                    channel.send(&Message::Ready)?;
+                    Stage::Finish(channel, end)
+                } else {
+                    Stage::BringUp(channel, end)
+                }
+            }
+            Stage::Finish(mut channel, end) => {
+                if channel.flush()? {
+                    // A listener that was closed meanwhile shows here, not with the first message.
+                    match channel.receive()? {
+                        None => {}
+                        Some(Message::Refusal(text)) => {
+                            return Err(Error::remote(format!("the peer refuses: {text}")));
+                        }
+                        Some(other) => {
+                            return Err(Error::remote(format!("unexpected message {other:?}")));
+                        }
+                    }
+                    return self.finish(channel, &end).map(Some);
+                }
+                Stage::Finish(channel, end)
+            }
+        };
+        Ok(None)
+    }
+
+    fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
+        let setup = self.setup.take().ok_or_else(lost)?;
+        let settings = &self.transport.settings;
+        let peer = setup.peer(end, channel.peer());
+        let max_inline = setup.max_inline();
+        let parts = setup.into_parts(end.rails.len());
+        let width = if settings.split_data_on_qps {
+            parts.lanes.len()
+        } else {
+            parts.rails.len().max(end.rails.len())
+        };
+        let ethernet = parts.rails.iter().any(|r| r.device.ethernet);
+        let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
+        let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
+        let route = send::Route {
+            lanes: parts.lanes,
+            cqs: parts.cqs,
+            local: parts.registered,
+            record_addr: end.memory,
+            record_rkeys: end.rails.iter().map(|r| r.rkey).collect(),
+            width: width as u32,
+            // Pieces stay a multiple of the chunk, so that no LL128 line is cut.
+            max_message: if max_message > super::stripe::CHUNK {
+                max_message - max_message % super::stripe::CHUNK
+            } else {
+                max_message.max(1)
+            },
+            max_inline,
+            adaptive_threshold: adaptive
+                .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
+        };
+        let comm = SendComm::new(self.gate.clone(), parts.fifo, parts.records, route, peer);
+        tracing::info!("sending end ready: {}", comm.peer());
+        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate)?;
+        Ok(Comm::new(shared, comm))
+    }
+}
+
+fn lost() -> Error {
+    Error::new(Blame::Internal, "the connection's setup is gone")
+}
+
+/// Reasons that a network which is still coming up gives.
+fn is_transient(e: &Error) -> bool {
+    matches!(
+        e.errno(),
+        Some(
+            libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::ETIMEDOUT
+                | libc::ECONNRESET
+                | libc::EADDRNOTAVAIL
+        )
+    )
+}

@@ -1,0 +1,321 @@
+//! Devices of this host: their facts, gathered once, and their resources, open only while something uses them.
+
+use super::address::PortAddress;
+use crate::config::Settings;
+use crate::error::{Error, Result};
+use crate::host::pci;
+use crate::host::sysfs::Sysfs;
+use crate::memory::Registry;
+use crate::memory::region::MAX_RAILS;
+use crate::verbs::context::DeviceList;
+use crate::verbs::sys::{LINK_LAYER_ETHERNET, PORT_ACTIVE};
+use crate::verbs::{Context, MemoryRegion, PortAttr, ProtectionDomain, Verbs};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// One active port of one device, as NCCL sees it.
+#[derive(Debug)]
+pub struct Device {
+    /// The port.
+    pub port: Port,
+    /// `sys_image_guid`, in host order.
+    pub guid: u64,
+    /// Mb/s.
+    pub speed: u32,
+    /// Port number reported to NCCL: counts the functions of one adapter.
+    pub reported_port: u32,
+    /// Normalised sysfs path of the PCI function, if there is one.
+    pub pci_path: Option<String>,
+    /// Queue pairs that the device can have.
+    pub max_qp: u32,
+    /// Largest completion queue.
+    pub max_cqe: u32,
+    /// Largest payload of one work request, in bytes.
+    pub max_message: u32,
+    /// Whether device memory can be registered by address.
+    pub peer_memory: bool,
+    /// Whether DMA-BUFs can be registered.
+    pub dmabuf: bool,
+    /// Ethernet or InfiniBand.
+    pub ethernet: bool,
+    /// Rail and plane from the device filter.
+    pub rail: Option<i32>,
+    /// See `rail`.
+    pub plane: Option<i32>,
+    open: Arc<Mutex<Weak<OpenDevice>>>,
+}
+
+/// A port and how it is called in messages.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Kernel name of the device.
+    pub device: String,
+    /// Port number, from 1.
+    pub number: u8,
+    /// `device:port`.
+    pub label: String,
+}
+
+/// An open device, shared by all ports and communicators that use it.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// The device.
+    pub context: Arc<Context>,
+    /// The one protection domain.
+    pub pd: Arc<ProtectionDomain>,
+    /// Registrations in it.
+    pub registry: Arc<Registry>,
+}
+
+impl OpenDevice {
+    fn new(context: Arc<Context>) -> Result<Arc<Self>> {
+        let pd = ProtectionDomain::new(&context)?;
+        let registry = Registry::new(&pd);
+        Ok(Arc::new(Self { context, pd, registry }))
+    }
+}
+
+/// One rail of a connection: a device in use and its address.
+#[derive(Clone, Debug)]
+pub struct Rail {
+    /// The device.
+    pub device: Arc<Device>,
+    /// Its resources.
+    pub open: Arc<OpenDevice>,
+    /// The port's address.
+    pub address: PortAddress,
+}
+
+impl Device {
+    /// Opens the device, or shares it with whoever has it open.
+    ///
+    /// # Errors
+    /// The device is gone or cannot be opened.
+    pub fn open(&self, verbs: &Arc<Verbs>) -> Result<Arc<OpenDevice>> {
+        let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = slot.upgrade() {
+            return Ok(open);
+        }
+        let list = DeviceList::get(verbs)?;
+        let index = (0..list.len())
+            .find(|i| list.name(*i) == self.port.device)
+            .ok_or_else(|| Error::system(format!("{} is no longer there", self.port.device)))?;
+        let open = OpenDevice::new(list.open(index)?)?;
+        *slot = Arc::downgrade(&open);
+        Ok(open)
+    }
+}
+
+/// Finds the devices that the settings select, in the order NCCL sees them.
+///
+/// # Errors
+/// The library cannot list devices. A single device that fails is skipped with a warning.
+pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Device>>> {
+    let sysfs = Sysfs::from_settings(settings);
+    let list = DeviceList::get(verbs)?;
+    let mut devices = Vec::new();
+    let mut seen = Vec::new();
+    for index in 0..list.len() {
+        let name = list.name(index);
+        match list.open(index).and_then(OpenDevice::new) {
+            Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
+            Err(e) => tracing::warn!("device {name} is left out: {e}"),
+        }
+    }
+    for token in settings.hca.unmatched(seen.iter().map(|(n, p): &(String, u8)| (n.as_str(), *p))) {
+        tracing::warn!("NCCL_IB_HCA: {token} matches no port of this host");
+    }
+    let offsets = pci::real_port_offsets(devices.iter().map(|d| d.pci_path.as_deref()));
+    for (device, offset) in devices.iter_mut().zip(offsets) {
+        device.reported_port = u32::from(device.port.number) + offset;
+    }
+    let order = if settings.device_pci_order {
+        pci::pci_order(devices.iter().map(|d| d.pci_path.as_deref()))
+    } else {
+        (0..devices.len()).collect()
+    };
+    let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
+    Ok(order.into_iter().filter_map(|index| devices.get(index).cloned()).collect())
+}
+
+fn ports_of(
+    open: &Arc<OpenDevice>,
+    sysfs: &Sysfs,
+    settings: &Settings,
+    devices: &mut Vec<Device>,
+    seen: &mut Vec<(String, u8)>,
+) {
+    let context = &open.context;
+    let name = context.name().to_owned();
+    let attr = match context.query_device() {
+        Ok(attr) => attr,
+        Err(e) => {
+            tracing::warn!("device {name} is left out: {e}");
+            return;
+        }
+    };
+    let shared = Arc::new(Mutex::new(Weak::new()));
+    let dmabuf = MemoryRegion::dmabuf_supported(&open.pd, context.verbs());
+    for number in 1..=attr.phys_port_cnt {
+        let label = format!("{name}:{number}");
+        let port = Port { device: name.clone(), number, label };
+        seen.push((name.clone(), number));
+        let state = match context.query_port(number) {
+            Ok(state) => state,
+            Err(e) => {
+                tracing::warn!("{} is left out: {e}", port.label);
+                continue;
+            }
+        };
+        if state.state != PORT_ACTIVE {
+            tracing::info!("{} is left out: port state {}, not active", port.label, state.state);
+            continue;
+        }
+        let decision = settings.hca.matches(&name, number);
+        if !decision.selected {
+            tracing::info!("{} is left out: {}", port.label, decision.reason);
+            continue;
+        }
+        if let Err(e) = PortAddress::of(context, &port, settings) {
+            tracing::warn!("{} is left out: {e}", port.label);
+            continue;
+        }
+        devices.push(Device {
+            guid: u64::from_be(attr.sys_image_guid),
+            speed: speed(context, number, &state, settings),
+            reported_port: number.into(),
+            pci_path: sysfs.pci_path(&name).map(|path| pci::merged_path(&path, settings.merge_vfs)),
+            max_qp: attr.max_qp.try_into().unwrap_or(0),
+            max_cqe: attr.max_cqe.try_into().unwrap_or(0),
+            // Some devices state nothing; a message that a signed length can hold is the least the ABI needs.
+            max_message: match state.max_msg_sz {
+                0 => i32::MAX as u32,
+                bytes => bytes,
+            },
+            peer_memory: sysfs.peermem().is_some(),
+            dmabuf,
+            ethernet: state.link_layer == LINK_LAYER_ETHERNET,
+            rail: decision.rail,
+            plane: decision.plane,
+            open: Arc::clone(&shared),
+            port,
+        });
+    }
+}
+
+/// Mb/s from the port speed verb, or width × lane speed.
+fn speed(context: &Context, port: u8, attr: &PortAttr, settings: &Settings) -> u32 {
+    if settings.query_port_speed
+        && let Some(speed) = context.query_port_speed(port)
+    {
+        return u32::try_from(speed).unwrap_or(u32::MAX);
+    }
+    let lane = match attr.active_speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 200_000,
+    };
+    let width = match attr.active_width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    if attr.active_speed == 0 { 10_000 } else { lane * width }
+}
+
+/// A device as NCCL counts them: one port, or several fused into one.
+#[derive(Clone, Debug)]
+pub struct VirtualDevice {
+    /// Indices of the ports; one for a plain device.
+    pub members: Vec<usize>,
+    /// Names joined by `+`.
+    pub name: String,
+}
+
+/// All devices of this process.
+#[derive(Debug)]
+pub struct Devices {
+    ports: Vec<Arc<Device>>,
+    virtuals: Vec<VirtualDevice>,
+}
+
+impl Devices {
+    /// Every port as a device of its own.
+    pub fn new(ports: Vec<Arc<Device>>) -> Self {
+        let virtuals = ports
+            .iter()
+            .enumerate()
+            .map(|(index, port)| VirtualDevice {
+                members: vec![index],
+                // Two ports of one device need two names; one port keeps the name that stock gives it.
+                name: port.port.device.clone(),
+            })
+            .collect();
+        Self { ports, virtuals }
+    }
+
+    /// Number of devices, fused ones included.
+    pub fn len(&self) -> usize {
+        self.virtuals.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.virtuals.is_empty()
+    }
+
+    /// Device `index`.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn get(&self, index: i32) -> Result<&VirtualDevice> {
+        usize::try_from(index).ok().and_then(|i| self.virtuals.get(i)).ok_or_else(|| {
+            Error::argument(format!(
+                "there is no device {index}; this host has {}",
+                self.virtuals.len()
+            ))
+        })
+    }
+
+    /// The ports of a device.
+    pub fn ports(&self, device: &VirtualDevice) -> Vec<Arc<Device>> {
+        device.members.iter().filter_map(|m| self.ports.get(*m)).cloned().collect()
+    }
+
+    /// Adds a device made of several; returns its index.
+    ///
+    /// # Errors
+    /// A member does not exist, is named twice or is itself fused, or the link layers differ.
+    pub fn fuse(&mut self, members: &[i32]) -> Result<i32> {
+        if members.is_empty() || members.len() > MAX_RAILS {
+            return Err(Error::argument(format!(
+                "a fused device has 1 to {MAX_RAILS} members, not {}",
+                members.len()
+            )));
+        }
+        let mut ports: Vec<usize> = Vec::new();
+        for member in members {
+            let index = usize::try_from(*member).ok().filter(|i| *i < self.ports.len());
+            let index =
+                index.ok_or_else(|| Error::argument(format!("device {member} cannot be fused")))?;
+            if ports.contains(&index) {
+                return Err(Error::argument(format!("device {member} is named twice")));
+            }
+            ports.push(index);
+        }
+        let of = |i: &usize| &self.ports[*i];
+        if ports.iter().any(|p| of(p).ethernet != of(&ports[0]).ethernet) {
+            return Err(Error::usage("devices of different link layers cannot be fused"));
+        }
+        let name = ports.iter().map(|p| of(p).port.device.as_str()).collect::<Vec<_>>().join("+");
+        self.virtuals.push(VirtualDevice { members: ports, name });
+        i32::try_from(self.virtuals.len() - 1).map_err(|_| Error::usage("too many devices"))
+    }
+}

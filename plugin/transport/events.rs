@@ -1,0 +1,292 @@
+//! The one thread of the plugin: it watches side channels and device events, and writes gates.
+//!
+//! It runs only while something is watched. It never takes part in moving data, and whoever removes the last watch
+//! joins it, so that no thread is left when the library is unloaded.
+
+use super::channel::Channel;
+use super::device::OpenDevice;
+use super::wire::Message;
+use crate::error::{Error, Result};
+use crate::memory::{Gate, GateState};
+use crate::thread::Thread;
+use crate::verbs::event::Scope;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const WAKE: u64 = 0;
+
+/// The watcher. Cheap while nothing is watched.
+#[derive(Debug, Default)]
+pub struct Events {
+    // Held while the thread is started or joined, so that the two never overlap.
+    running: Mutex<Option<Running>>,
+    return_fatal: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    return_fatal: bool,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    stop: bool,
+    peers: HashMap<u64, PeerWatch>,
+    devices: HashMap<u64, DeviceWatch>,
+}
+
+#[derive(Debug)]
+struct PeerWatch {
+    channel: Channel,
+    gate: Gate,
+}
+
+#[derive(Debug)]
+struct DeviceWatch {
+    open: Arc<OpenDevice>,
+    users: Vec<(u64, Gate)>,
+}
+
+/// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
+#[derive(Debug)]
+pub struct Watch {
+    events: Arc<Events>,
+    key: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Events {
+    /// A watcher; `return_fatal`: fatal device events end the device's connections.
+    pub fn new(return_fatal: bool) -> Arc<Self> {
+        Arc::new(Self { running: Mutex::new(None), return_fatal })
+    }
+
+    /// Watches the side channel of a connection and the devices it uses.
+    ///
+    /// # Errors
+    /// No descriptor or thread can be had.
+    pub fn watch(
+        self: &Arc<Self>,
+        channel: Channel,
+        gate: &Gate,
+        devices: &[Arc<OpenDevice>],
+    ) -> Result<Watch> {
+        let mut running = lock(&self.running);
+        let shared = match &*running {
+            Some(r) => Arc::clone(&r.shared),
+            None => {
+                let new = Running::start(self.return_fatal)?;
+                let shared = Arc::clone(&new.shared);
+                *running = Some(new);
+                shared
+            }
+        };
+        let key = shared.add(channel, gate, devices);
+        match key {
+            Ok(key) => Ok(Watch { events: Arc::clone(self), key }),
+            Err(e) => {
+                Self::stop_if_idle(&mut running);
+                Err(e)
+            }
+        }
+    }
+
+    fn stop_if_idle(running: &mut Option<Running>) {
+        let idle = running.as_ref().is_some_and(|r| lock(&r.shared.table).peers.is_empty());
+        if idle && let Some(Running { shared, thread }) = running.take() {
+            lock(&shared.table).stop = true;
+            // The counter cannot overflow by one; a failure would mean a closed descriptor, which we own.
+            if let Err(e) = rustix::io::write(&shared.wake, &1_u64.to_ne_bytes()) {
+                tracing::warn!("waking the event thread failed: {e}");
+            }
+            thread.join();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut running = lock(&self.events.running);
+        if let Some(r) = &*running {
+            r.shared.remove(self.key);
+        }
+        Events::stop_if_idle(&mut running);
+    }
+}
+
+impl Running {
+    fn start(return_fatal: bool) -> Result<Self> {
+        let fail = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail("epoll_create1"))?;
+        let wake =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail("eventfd"))?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)
+            .map_err(fail("epoll_ctl"))?;
+        let table = Mutex::new(Table { next: WAKE + 1, ..Table::default() });
+        let shared = Arc::new(Shared { epoll, wake, return_fatal, table });
+        let for_thread = Arc::clone(&shared);
+        let thread = Thread::spawn(c"pinrail-events", move || for_thread.run())?;
+        Ok(Self { shared, thread })
+    }
+}
+
+impl Shared {
+    fn listen(&self, fd: impl AsFd, key: u64) -> Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), flags)
+            .map_err(|e| Error::io("epoll_ctl", &e.into()))
+    }
+
+    fn add(&self, channel: Channel, gate: &Gate, devices: &[Arc<OpenDevice>]) -> Result<u64> {
+        let mut table = lock(&self.table);
+        let key = table.next;
+        table.next += 1;
+        self.listen(channel.stream(), key)?;
+        table.peers.insert(key, PeerWatch { channel, gate: gate.clone() });
+        for open in devices {
+            let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
+            if let Some(device) = known {
+                device.users.push((key, gate.clone()));
+                continue;
+            }
+            let device = table.next;
+            table.next += 1;
+            let watched =
+                non_blocking(open).and_then(|()| self.listen(open.context.async_fd(), device));
+            if let Err(e) = watched {
+                drop(table);
+                self.remove(key);
+                return Err(e);
+            }
+            let users = vec![(key, gate.clone())];
+            table.devices.insert(device, DeviceWatch { open: Arc::clone(open), users });
+        }
+        Ok(key)
+    }
+
+    fn remove(&self, key: u64) {
+        let mut table = lock(&self.table);
+        let mut gone = Vec::new();
+        table.devices.retain(|_, device| {
+            device.users.retain(|(user, _)| *user != key);
+            if device.users.is_empty() {
+                gone.push(Arc::clone(&device.open));
+            }
+            !device.users.is_empty()
+        });
+        let peer = table.peers.remove(&key);
+        for open in &gone {
+            self.forget(open.context.async_fd());
+        }
+        drop(table);
+        if let Some(mut peer) = peer {
+            self.forget(peer.channel.stream());
+            // Best effort: a peer that is gone does not listen.
+            let _ = peer.channel.send(&Message::Bye);
+        }
+        // The device may be closed by this drop, which is why it happens outside the lock.
+        drop(gone);
+    }
+
+    fn forget(&self, fd: impl AsFd) {
+        if let Err(e) = epoll::delete(&self.epoll, fd)
+            && e != rustix::io::Errno::NOENT
+        {
+            tracing::warn!("epoll_ctl(DEL) failed: {e}");
+        }
+    }
+
+    fn run(&self) {
+        let mut ready = Vec::with_capacity(16);
+        loop {
+            ready.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::warn!("epoll_wait failed: {e}; peers are no longer watched");
+                    return;
+                }
+            }
+            let mut table = lock(&self.table);
+            if table.stop {
+                return;
+            }
+            for event in &ready {
+                let key = event.data.u64();
+                if let Some(peer) = table.peers.get_mut(&key) {
+                    if let Some(state) = peer.look() {
+                        peer.gate.report(state);
+                        self.forget(peer.channel.stream());
+                    }
+                } else if let Some(device) = table.devices.get(&key) {
+                    device.look(self.return_fatal);
+                }
+            }
+        }
+    }
+}
+
+fn non_blocking(open: &OpenDevice) -> Result<()> {
+    let fd = open.context.async_fd();
+    fcntl_getfl(fd)
+        .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+        .map_err(|e| Error::io("fcntl on the device's event descriptor", &e.into()))
+}
+
+impl PeerWatch {
+    /// What the side channel says now; `None` while the peer is well.
+    fn look(&mut self) -> Option<GateState> {
+        match self.channel.receive() {
+            Ok(None) => None,
+            Ok(Some(Message::Bye)) => Some(GateState::PeerClosed),
+            Ok(Some(other)) => {
+                tracing::warn!(
+                    "{}: unexpected message {other:?} after connecting",
+                    self.channel.peer()
+                );
+                Some(GateState::PeerGone)
+            }
+            Err(_) => Some(GateState::PeerGone),
+        }
+    }
+}
+
+impl DeviceWatch {
+    fn look(&self, return_fatal: bool) {
+        while let Some(event) = self.open.context.take_async_event() {
+            let name = self.open.context.name();
+            match event.scope {
+                Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
+                Scope::Device if event.is_fatal() => {
+                    tracing::warn!("{name}: IBV_EVENT_{}", event.name());
+                    if return_fatal {
+                        self.users
+                            .iter()
+                            .for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+                    }
+                }
+                // Errors of queues also complete their work requests in error, where the peer is known.
+                Scope::Object if event.is_fatal() => {
+                    tracing::info!("{name}: IBV_EVENT_{}", event.name());
+                }
+                _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),
+            }
+        }
+    }
+}

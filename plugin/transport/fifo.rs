@@ -1,0 +1,260 @@
+//! The credit FIFO and the size records: the two places that a peer writes into this process.
+//!
+//! The sender owns the FIFO. The receiver advertises receive number `k` (from 0) by writing its members as entries of
+//! slot `k % SLOTS` with sequence `k + 1`, the sequence last. The sender owns nothing of the receiver's memory but the
+//! slots of size records, into which it writes how much of each member it sent when the completion cannot say.
+//!
+//! Why [`SLOTS`] slots are enough: a receiver has at most that many receives which are not complete, and the sender
+//! consumes slots in order, so a slot is rewritten only after the receive that used it completed. What would break
+//! this: completing a receive before all its members were matched.
+//!
+//! Entries are little-endian. An entry is one 32-byte half for up to two rails, two halves for more; the last aligned
+//! eight bytes of every half carry the sequence, and adapters make an aligned half visible in address order.
+//!
+//! A peer may write anything here at any time. Words are read once into locals, validated by whoever uses them, and
+//! never decide a local address.
+
+use crate::error::Result;
+use crate::memory::PageOwned;
+use crate::memory::region::MAX_RAILS;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Receives that may be advertised and not complete.
+pub const SLOTS: usize = 32;
+/// Members of one receive.
+pub const MEMBERS: usize = 8;
+/// Bytes of an entry that names keys for up to two rails.
+const HALF: usize = 32;
+/// Bytes of one slot of size records.
+const RECORD: usize = MEMBERS * size_of::<u32>();
+
+/// Bytes of one entry on a connection whose receiver has `rails` rails.
+pub fn stride(rails: usize) -> usize {
+    if rails <= 2 { HALF } else { 2 * HALF }
+}
+
+/// One advertised member, as the receiver writes it and the sender reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// Address of the buffer at the receiver.
+    pub addr: u64,
+    /// Bytes that may be sent.
+    pub len: u32,
+    /// Tag that the send must have.
+    pub tag: u32,
+    /// Remote keys in the receiver's rail order.
+    pub rkeys: [u32; MAX_RAILS],
+    /// Members of this receive, 1 to [`MEMBERS`].
+    pub members: u32,
+    /// Receive number + 1, wrapping.
+    pub sequence: u32,
+}
+
+fn pack(low: u32, high: u32) -> u64 {
+    (u64::from(low) | u64::from(high) << 32).to_le()
+}
+
+fn unpack(word: u64) -> (u32, u32) {
+    let word = u64::from_le(word);
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken on purpose")]
+    (word as u32, (word >> 32) as u32)
+}
+
+/// A grid of slots × members in memory that the other side writes or reads by RDMA.
+#[derive(Debug)]
+pub struct CreditFifo {
+    pages: Arc<PageOwned>,
+    stride: usize,
+}
+
+impl CreditFifo {
+    /// Bytes of the grid with this stride.
+    pub fn bytes(stride: usize) -> usize {
+        SLOTS * MEMBERS * stride
+    }
+
+    /// A grid at the start of `pages`.
+    pub fn new(pages: Arc<PageOwned>, stride: usize) -> Self {
+        assert!(pages.len() >= Self::bytes(stride));
+        Self { pages, stride }
+    }
+
+    /// Bytes of one entry.
+    #[inline]
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Offset of an entry from the start of the grid.
+    #[inline]
+    pub fn offset(&self, slot: usize, member: usize) -> usize {
+        (slot % SLOTS * MEMBERS + member % MEMBERS) * self.stride
+    }
+
+    /// Address of an entry in this process.
+    #[inline]
+    pub fn addr(&self, slot: usize, member: usize) -> u64 {
+        (self.pages.addr() + self.offset(slot, member)) as u64
+    }
+
+    /// The entry if it carries `sequence`.
+    #[inline]
+    pub fn read(&self, slot: usize, member: usize, sequence: u32) -> Option<Credit> {
+        let at = self.offset(slot, member);
+        // Acquire: pairs with the adapter's in-order write of the half. What is read below was written before.
+        let (members, seen) = unpack(self.pages.u64_at(at + 24).load(Ordering::Acquire));
+        if seen != sequence {
+            return None;
+        }
+        let mut rkeys = [0; MAX_RAILS];
+        if self.stride > HALF {
+            let (_, tail) = unpack(self.pages.u64_at(at + HALF + 24).load(Ordering::Acquire));
+            if tail != sequence {
+                return None;
+            }
+            for pair in 0..3 {
+                let word = self.pages.u64_at(at + HALF + 8 * pair).load(Ordering::Relaxed);
+                (rkeys[2 + 2 * pair], rkeys[3 + 2 * pair]) = unpack(word);
+            }
+        }
+        let addr = u64::from_le(self.pages.u64_at(at).load(Ordering::Relaxed));
+        let (len, tag) = unpack(self.pages.u64_at(at + 8).load(Ordering::Relaxed));
+        (rkeys[0], rkeys[1]) = unpack(self.pages.u64_at(at + 16).load(Ordering::Relaxed));
+        Some(Credit { addr, len, tag, rkeys, members, sequence: seen })
+    }
+
+    /// Fills an entry of the local copy, from which it is written to the peer.
+    #[inline]
+    pub fn fill(&self, slot: usize, member: usize, credit: &Credit) {
+        let at = self.offset(slot, member);
+        let put = |offset: usize, word: u64| {
+            self.pages.u64_at(at + offset).store(word, Ordering::Relaxed);
+        };
+        put(0, credit.addr.to_le());
+        put(8, pack(credit.len, credit.tag));
+        put(16, pack(credit.rkeys[0], credit.rkeys[1]));
+        if self.stride > HALF {
+            for pair in 0..3 {
+                put(HALF + 8 * pair, pack(credit.rkeys[2 + 2 * pair], credit.rkeys[3 + 2 * pair]));
+            }
+            put(HALF + 24, pack(0, credit.sequence));
+        }
+        put(24, pack(credit.members, credit.sequence));
+    }
+}
+
+/// Sizes of the members of each outstanding receive, one slot per receive.
+#[derive(Debug)]
+pub struct SizeRecords {
+    pages: Arc<PageOwned>,
+    base: usize,
+}
+
+impl SizeRecords {
+    /// Bytes of all records.
+    pub const BYTES: usize = SLOTS * RECORD;
+
+    /// Records that begin `base` bytes into `pages`.
+    pub fn new(pages: Arc<PageOwned>, base: usize) -> Self {
+        assert!(pages.len() >= base + Self::BYTES && base.is_multiple_of(RECORD));
+        Self { pages, base }
+    }
+
+    /// Address of the record of `slot` in this process.
+    #[inline]
+    pub fn addr(&self, slot: usize) -> u64 {
+        (self.pages.addr() + self.base) as u64 + Self::offset(slot)
+    }
+
+    /// Offset of the record of `slot` from the first.
+    #[inline]
+    pub fn offset(slot: usize) -> u64 {
+        (slot % SLOTS * RECORD) as u64
+    }
+
+    fn word(&self, slot: usize, member: usize) -> &std::sync::atomic::AtomicU32 {
+        self.pages.u32_at(self.base + slot % SLOTS * RECORD + member % MEMBERS * size_of::<u32>())
+    }
+
+    /// Puts a size into the local copy.
+    pub fn fill(&self, slot: usize, member: usize, size: u32) {
+        self.word(slot, member).store(size.to_le(), Ordering::Relaxed);
+    }
+
+    /// Reads the sizes of the first `members` members. Called after the completion that follows the record.
+    pub fn read(&self, slot: usize, members: usize) -> [u32; MEMBERS] {
+        // Acquire: pairs with the peer's write, which its completion said is here.
+        fence(Ordering::Acquire);
+        let mut sizes = [0; MEMBERS];
+        for (member, size) in sizes.iter_mut().enumerate().take(members) {
+            *size = u32::from_le(self.word(slot, member).load(Ordering::Relaxed));
+        }
+        sizes
+    }
+}
+
+/// One mapping that holds a grid and, behind it, the records.
+///
+/// # Errors
+/// No memory.
+pub fn grid_and_records(stride: usize) -> Result<(Arc<PageOwned>, CreditFifo, SizeRecords)> {
+    let bytes = CreditFifo::bytes(stride);
+    let pages = Arc::new(PageOwned::new(bytes + SizeRecords::BYTES)?);
+    Ok((
+        Arc::clone(&pages),
+        CreditFifo::new(Arc::clone(&pages), stride),
+        SizeRecords::new(pages, bytes),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_filled_is_read(
+            slot in 0..SLOTS, member in 0..MEMBERS, rails in 1..=MAX_RAILS,
+            addr: u64, len: u32, tag: u32, mut rkeys: [u32; MAX_RAILS], members in 1..=8_u32, sequence: u32,
+        ) {
+            let (_, fifo, _) = grid_and_records(stride(rails)).unwrap();
+            if rails <= 2 {
+                rkeys[2..].fill(0);
+            }
+            let credit = Credit { addr, len, tag, rkeys, members, sequence };
+            fifo.fill(slot, member, &credit);
+            prop_assert_eq!(fifo.read(slot, member, sequence), Some(credit));
+            prop_assert_eq!(fifo.read(slot, member, sequence.wrapping_add(1)), None);
+        }
+
+        #[test]
+        fn sizes_do_not_mix(slot in 0..SLOTS, sizes: [u32; MEMBERS], n in 1..=MEMBERS) {
+            let (_, _, records) = grid_and_records(stride(1)).unwrap();
+            for (member, size) in sizes.iter().enumerate() {
+                records.fill(slot, member, *size);
+                records.fill((slot + 1) % SLOTS, member, !size);
+            }
+            let read = records.read(slot, n);
+            prop_assert_eq!(&read[..n], &sizes[..n]);
+            prop_assert!(read[n..].iter().all(|s| *s == 0));
+        }
+    }
+
+    #[test]
+    fn entries_do_not_overlap() {
+        for rails in [1, 3] {
+            let (pages, fifo, records) = grid_and_records(stride(rails)).unwrap();
+            let mut end = pages.addr() as u64;
+            for slot in 0..SLOTS {
+                for member in 0..MEMBERS {
+                    assert_eq!(fifo.addr(slot, member), end);
+                    end += fifo.stride() as u64;
+                }
+            }
+            assert_eq!(records.addr(0), end);
+            assert!(records.addr(SLOTS - 1) + RECORD as u64 <= (pages.addr() + pages.len()) as u64);
+        }
+    }
+}

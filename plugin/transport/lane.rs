@@ -1,0 +1,157 @@
+//! A lane: one queue pair of a connection with the accounting of its send queue.
+//!
+//! A slot of a send queue is free again only when a signalled work request posted after it has completed. So every
+//! signalled request carries its position, counted since the lane was made, and its completion frees everything up to
+//! there. A post is made only when there is room; the device's own "queue full" is never provoked.
+
+use crate::verbs::QueuePair;
+use crate::verbs::wr::SendChain;
+
+/// What a completion is about, packed into a work request identifier.
+///
+/// Bits 0–31 the position on its lane, 32–39 a slot or request, 40–47 the lane, 56–63 the kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrId(pub u64);
+
+/// Kinds of completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The last work request of one part of a send.
+    Part,
+    /// Only frees send queue slots.
+    Progress,
+    /// A receive was consumed.
+    Receive,
+    /// A flush read.
+    Flush,
+}
+
+impl WrId {
+    /// Packs an identifier.
+    #[inline]
+    pub fn new(kind: Kind, lane: usize, slot: usize, position: u32) -> Self {
+        let kind = match kind {
+            Kind::Part => 1,
+            Kind::Progress => 2,
+            Kind::Receive => 3,
+            Kind::Flush => 4,
+        };
+        Self(
+            kind << 56
+                | (lane as u64 & 0xff) << 40
+                | (slot as u64 & 0xff) << 32
+                | u64::from(position),
+        )
+    }
+
+    /// The kind; `None` for an identifier that this plugin did not make.
+    #[inline]
+    pub fn kind(self) -> Option<Kind> {
+        match self.0 >> 56 {
+            1 => Some(Kind::Part),
+            2 => Some(Kind::Progress),
+            3 => Some(Kind::Receive),
+            4 => Some(Kind::Flush),
+            _ => None,
+        }
+    }
+
+    /// The lane.
+    #[inline]
+    pub fn lane(self) -> usize {
+        (self.0 >> 40 & 0xff) as usize
+    }
+
+    /// The slot or request.
+    #[inline]
+    pub fn slot(self) -> usize {
+        (self.0 >> 32 & 0xff) as usize
+    }
+
+    /// The position.
+    #[inline]
+    pub fn position(self) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
+        let low = self.0 as u32;
+        low
+    }
+}
+
+/// One queue pair of a connection.
+#[derive(Debug)]
+pub struct Lane {
+    qp: QueuePair,
+    /// Index of the local rail.
+    pub rail: usize,
+    /// Index of the peer's rail at the other end.
+    pub remote_rail: usize,
+    posted: u32,
+    completed: u32,
+    depth: u32,
+}
+
+impl Lane {
+    /// A lane over a connected or connecting queue pair whose send queue has `depth` slots.
+    pub fn new(qp: QueuePair, rail: usize, remote_rail: usize, depth: u32) -> Self {
+        Self { qp, rail, remote_rail, posted: 0, completed: 0, depth }
+    }
+
+    /// The queue pair.
+    #[inline]
+    pub fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Send queue slots that are free.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.depth - self.posted.wrapping_sub(self.completed)
+    }
+
+    /// The position of the `ahead`-th work request posted from now on, from 0.
+    #[inline]
+    pub fn position(&self, ahead: usize) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "chains are far shorter than 2^32")]
+        let ahead = ahead as u32;
+        self.posted.wrapping_add(ahead).wrapping_add(1)
+    }
+
+    /// Posts the first `count` entries of `chain`; the caller saw that there is room.
+    ///
+    /// # Errors
+    /// The errno of ibv_post_send.
+    #[inline]
+    pub fn post(&mut self, chain: &mut SendChain, count: usize) -> Result<(), i32> {
+        self.qp.post_send(chain, count)?;
+        #[expect(clippy::cast_possible_truncation, reason = "chains are far shorter than 2^32")]
+        let count = count as u32;
+        self.posted = self.posted.wrapping_add(count);
+        Ok(())
+    }
+
+    /// The work request at `position` completed, and with it all before.
+    #[inline]
+    pub fn complete(&mut self, position: u32) {
+        self.completed = position;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_round_trip() {
+        for kind in [Kind::Part, Kind::Progress, Kind::Receive, Kind::Flush] {
+            for (lane, slot, position) in [(0, 0, 0), (127, 31, u32::MAX), (255, 255, 7)] {
+                let id = WrId::new(kind, lane, slot, position);
+                assert_eq!(
+                    (id.kind(), id.lane(), id.slot(), id.position()),
+                    (Some(kind), lane, slot, position)
+                );
+            }
+        }
+        assert_eq!(WrId(0).kind(), None);
+        assert_eq!(WrId(u64::MAX).kind(), None);
+    }
+}

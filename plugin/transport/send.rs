@@ -1,0 +1,643 @@
+//! The sending end of a connection.
+//!
+//! `done` of a send means SenderCompleted: the sender's completion queue says that the data left and was acknowledged,
+//! so the buffer may be reused. It says nothing about when the receiver sees them.
+
+use super::comm::{Peer, Progress, Watchdog, completion_error};
+use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
+use super::lane::{Kind, Lane, WrId};
+use super::request::{Outcome, Request, RequestPool, State};
+use super::stripe::{self, Imm};
+use crate::error::{Error, Fault};
+use crate::memory::region::MAX_RAILS;
+use crate::memory::registry::Registered;
+use crate::memory::{Gate, GateState, Region};
+use crate::verbs::CompletionQueue;
+use crate::verbs::cq::Completions;
+use crate::verbs::wr::{Flags, Local, Remote, SendChain};
+use std::sync::Arc;
+
+/// Sends in flight: 32 receives of 8 members.
+const REQUESTS: u16 = (SLOTS * MEMBERS) as u16;
+/// Slots of a lane's send queue: 32 single-member messages with a separate immediate each, and twice as many for
+/// bursts of members. Larger groups are posted in portions as slots come free.
+pub const SEND_DEPTH: u32 = 128;
+/// Work requests posted with one doorbell.
+const CHAIN: usize = 16;
+
+/// What the data path needs to know about the receiving end and the way there.
+#[derive(Debug)]
+pub struct Route {
+    /// Queue pairs in lane order.
+    pub lanes: Vec<Lane>,
+    /// Completion queues in rail order.
+    pub cqs: Vec<Arc<CompletionQueue>>,
+    /// Local keys of the FIFO mapping in rail order.
+    pub local: Vec<Arc<Registered>>,
+    /// Address of the receiver's size records.
+    pub record_addr: u64,
+    /// Keys of the size records in the receiver's rail order.
+    pub record_rkeys: Vec<u32>,
+    /// Lanes that one message may use.
+    pub width: u32,
+    /// Largest payload of one work request, over all rails.
+    pub max_message: u32,
+    /// Bytes that may be posted inline on every lane.
+    pub max_inline: u32,
+    /// Size above which data and immediate are separate work requests, where adaptive routing may reorder packets.
+    pub adaptive_threshold: Option<u32>,
+}
+
+/// One message waiting to be posted.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    request: u16,
+    addr: u64,
+    len: u32,
+    lkeys: [u32; MAX_RAILS],
+    remote: u64,
+    rkeys: [u32; MAX_RAILS],
+}
+
+const NO_MEMBER: Member =
+    Member { request: 0, addr: 0, len: 0, lkeys: [0; MAX_RAILS], remote: 0, rkeys: [0; MAX_RAILS] };
+
+/// The receive at the head of the FIFO while its members are being matched and posted.
+#[derive(Debug)]
+struct Forming {
+    /// Members of the receive; 0 when nothing is matched yet.
+    members: usize,
+    matched: [bool; MEMBERS],
+    left: usize,
+    list: [Member; MEMBERS],
+    /// The next work request to make, once all members are matched.
+    cursor: Option<Cursor>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    parts: u32,
+    record: bool,
+    part: u32,
+    member: usize,
+    /// Bytes of the member's share of this part that were made into work requests.
+    offset: u32,
+}
+
+/// A posted receive group whose completions are outstanding.
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    pending: u8,
+    members: u8,
+    requests: [u16; MEMBERS],
+}
+
+/// Counters of one sending end.
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(missing_docs, reason = "named for what they count")]
+pub struct SendStats {
+    pub messages: u64,
+    pub bytes: u64,
+    /// Sends that were longer than the advertised receive.
+    pub shortened: u64,
+}
+
+/// The sending end of a connection. Driven by one thread at a time.
+#[derive(Debug)]
+pub struct SendComm {
+    gate: Gate,
+    fifo: CreditFifo,
+    /// Number of the receive at the head of the FIFO.
+    next: u32,
+    /// Lane on which the next message begins.
+    lane: usize,
+    /// Whether one message over one lane needs no more than one work request up to this size.
+    simple_limit: u32,
+    route: Route,
+    groups: [Group; SLOTS],
+    pool: RequestPool,
+    chain: Chain,
+    forming: Box<Forming>,
+    records: SizeRecords,
+    stats: SendStats,
+    watchdog: Watchdog,
+    peer: Peer,
+    failure: Option<Fault>,
+}
+
+/// Scratch for posting and polling.
+struct Chain {
+    wrs: SendChain,
+    wc: Completions,
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chain").finish_non_exhaustive()
+    }
+}
+
+impl SendComm {
+    /// A sending end over a connected route.
+    pub fn new(
+        gate: Gate,
+        fifo: CreditFifo,
+        records: SizeRecords,
+        route: Route,
+        peer: Peer,
+    ) -> Self {
+        let simple_limit = if route.width == 1 {
+            route.max_message.min(route.adaptive_threshold.unwrap_or(u32::MAX))
+        } else {
+            0
+        };
+        Self {
+            gate,
+            fifo,
+            next: 0,
+            lane: 0,
+            simple_limit,
+            route,
+            groups: [Group::default(); SLOTS],
+            pool: RequestPool::new(REQUESTS),
+            chain: Chain { wrs: SendChain::new(CHAIN), wc: Completions::new() },
+            forming: Box::new(Forming {
+                members: 0,
+                matched: [false; MEMBERS],
+                left: 0,
+                list: [NO_MEMBER; MEMBERS],
+                cursor: None,
+            }),
+            records,
+            stats: SendStats::default(),
+            watchdog: Watchdog::default(),
+            peer,
+            failure: None,
+        }
+    }
+
+    /// Tells the requests whom they belong to.
+    pub fn set_owner(&mut self, owner: usize) {
+        self.pool.set_owner(owner);
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> SendStats {
+        self.stats
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Starts sending `size` bytes at `addr` to the oldest advertised receive with this tag. `None`: no such receive
+    /// is advertised yet, or no resource is free; call again.
+    ///
+    /// A send larger than the receive is shortened to it, and both ends report the smaller size.
+    ///
+    /// # Errors
+    /// The connection failed, or the range is not inside the region.
+    #[inline]
+    pub fn isend(
+        &mut self,
+        addr: u64,
+        size: u32,
+        tag: u32,
+        region: Option<&Region>,
+    ) -> Result<Option<&Request>, Fault> {
+        if !self.gate.is_open() {
+            self.attention(true)?;
+        }
+        let slot = self.next as usize % SLOTS;
+        let sequence = self.next.wrapping_add(1);
+        let Some(credit) = self.fifo.read(slot, 0, sequence) else {
+            return Ok(None);
+        };
+        let len = size.min(credit.len);
+        let group = &self.groups[slot];
+        if credit.members != 1
+            || len > self.simple_limit
+            || group.pending != 0
+            || self.forming.members != 0
+        {
+            return self.isend_group(addr, size, tag, region, credit);
+        }
+        if credit.tag != tag {
+            return Ok(None);
+        }
+        if len != size {
+            self.note_shortened(size, len, tag);
+        }
+        let lkey = match region {
+            Some(region) if region.contains(addr, len.into()) => {
+                region.lkey(self.route.lanes[self.lane].rail)
+            }
+            _ if len == 0 => 0,
+            _ => return Err(self.out_of_region(addr, len, region)),
+        };
+        let lane = &mut self.route.lanes[self.lane];
+        if lane.room() == 0 {
+            self.poll()?;
+            return Ok(None);
+        }
+        let Some(request) = self.pool.take(1) else {
+            self.poll()?;
+            return Ok(None);
+        };
+        request.set_size(0, len);
+        let index = request.index();
+        let id = WrId::new(Kind::Part, self.lane, slot, lane.position(0));
+        self.chain.wrs.write_imm(
+            0,
+            id.0,
+            Local { addr, len, lkey },
+            Remote { addr: credit.addr, rkey: credit.rkeys[lane.remote_rail % MAX_RAILS] },
+            Imm::new(sequence, 1, false).0,
+            Flags::SIGNALED,
+        );
+        if let Err(errno) = lane.post(&mut self.chain.wrs, 1) {
+            return Err(self.post_failed(errno));
+        }
+        let group = &mut self.groups[slot];
+        group.pending = 1;
+        group.members = 1;
+        group.requests[0] = index;
+        self.next = sequence;
+        self.lane += 1;
+        if self.lane == self.route.lanes.len() {
+            self.lane = 0;
+        }
+        self.stats.messages += 1;
+        self.stats.bytes += u64::from(len);
+        Ok(Some(self.pool.get(index)))
+    }
+
+    /// The general case: several members, several lanes, messages above the device's limit.
+    #[cold]
+    #[inline(never)]
+    fn isend_group(
+        &mut self,
+        addr: u64,
+        size: u32,
+        tag: u32,
+        region: Option<&Region>,
+        first: Credit,
+    ) -> Result<Option<&Request>, Fault> {
+        if self.forming.cursor.is_some() {
+            // All members of this receive are matched; the rest of their work requests waits for room, which comes
+            // with completions.
+            self.poll()?;
+            self.advance()?;
+            return Ok(None);
+        }
+        let slot = self.next as usize % SLOTS;
+        let sequence = self.next.wrapping_add(1);
+        if self.groups[slot].pending != 0 {
+            self.poll()?;
+            return Ok(None);
+        }
+        let members = first.members as usize;
+        if members == 0 || members > MEMBERS {
+            return Err(self.fail(Error::remote(format!(
+                "{}: a receive with {members} members was advertised; the limit is {MEMBERS}",
+                self.peer
+            ))));
+        }
+        let mut found = None;
+        for member in 0..members {
+            // Entries of one receive are written together, but the head may become visible first.
+            let Some(credit) = self.fifo.read(slot, member, sequence) else {
+                return Ok(None);
+            };
+            if found.is_none() && credit.tag == tag && !self.forming.matched[member] {
+                found = Some((member, credit));
+            }
+        }
+        let Some((member, credit)) = found else {
+            return Ok(None);
+        };
+        let len = size.min(credit.len);
+        let lkeys = match region {
+            Some(region) if region.contains(addr, len.into()) => {
+                std::array::from_fn(|rail| region.lkey(rail))
+            }
+            _ if len == 0 => [0; MAX_RAILS],
+            _ => return Err(self.out_of_region(addr, len, region)),
+        };
+        let Some(request) = self.pool.take(1) else {
+            self.poll()?;
+            return Ok(None);
+        };
+        request.set_size(0, len);
+        let index = request.index();
+        if len != size {
+            self.note_shortened(size, len, tag);
+        }
+        let forming = &mut *self.forming;
+        if forming.members == 0 {
+            forming.members = members;
+            forming.left = members;
+            forming.matched = [false; MEMBERS];
+        }
+        forming.matched[member] = true;
+        forming.left -= 1;
+        forming.list[member] =
+            Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
+        self.stats.messages += 1;
+        self.stats.bytes += u64::from(len);
+        if forming.left == 0 {
+            self.begin_posting(slot, sequence);
+            self.advance()?;
+        }
+        Ok(Some(self.pool.get(index)))
+    }
+
+    fn begin_posting(&mut self, slot: usize, sequence: u32) {
+        let forming = &mut *self.forming;
+        let list = &forming.list[..forming.members];
+        let width = self.route.width;
+        let longest = list.iter().map(|m| m.len).max().unwrap_or(0);
+        let parts = list.iter().map(|m| stripe::parts(m.len, width)).max().unwrap_or(1);
+        let share = stripe::range(longest, width, 0).1;
+        let adaptive = self.route.adaptive_threshold.is_some_and(|t| longest > t);
+        let record = list.len() > 1 || adaptive || share > self.route.max_message;
+        let group = &mut self.groups[slot];
+        group.pending = u8::try_from(parts).unwrap_or(u8::MAX);
+        group.members = u8::try_from(list.len()).unwrap_or(0);
+        for (member, m) in list.iter().enumerate() {
+            group.requests[member] = m.request;
+            if record {
+                self.records.fill(slot, member, m.len);
+            }
+        }
+        forming.cursor = Some(Cursor { parts, record, part: 0, member: 0, offset: 0 });
+        self.next = sequence;
+    }
+
+    /// Posts what is left of the group at hand, as far as the send queues have room.
+    #[cold]
+    #[inline(never)]
+    fn advance(&mut self) -> Result<(), Fault> {
+        let Some(mut cursor) = self.forming.cursor else { return Ok(()) };
+        let sequence = self.next;
+        let slot = sequence.wrapping_sub(1) as usize % SLOTS;
+        let lanes = self.route.lanes.len();
+        while cursor.part < cursor.parts {
+            let index = (self.lane + cursor.part as usize) % lanes;
+            let room = self.route.lanes[index].room() as usize;
+            let (count, ended) = self.build(&mut cursor, index, slot, sequence, room.min(CHAIN));
+            if count == 0 {
+                // Room comes with completions; the caller polls and returns here.
+                break;
+            }
+            if let Err(errno) = self.route.lanes[index].post(&mut self.chain.wrs, count) {
+                return Err(self.post_failed(errno));
+            }
+            if ended {
+                cursor = Cursor { part: cursor.part + 1, member: 0, offset: 0, ..cursor };
+            }
+        }
+        if cursor.part == cursor.parts {
+            self.forming.cursor = None;
+            self.forming.members = 0;
+            self.lane = (self.lane + self.route.width as usize) % lanes;
+        } else {
+            self.forming.cursor = Some(cursor);
+        }
+        Ok(())
+    }
+
+    /// Makes up to `limit` work requests of the cursor's part; returns how many and whether the part is then complete.
+    fn build(
+        &mut self,
+        cursor: &mut Cursor,
+        lane: usize,
+        slot: usize,
+        sequence: u32,
+        limit: usize,
+    ) -> (usize, bool) {
+        let route = &self.route;
+        let at = &route.lanes[lane];
+        let remote_rail = at.remote_rail % MAX_RAILS;
+        let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
+        let id = |kind, ahead| WrId::new(kind, lane, slot, at.position(ahead)).0;
+        let members = self.forming.members;
+        let carries_record = cursor.record && cursor.part == 0;
+        // Data may carry the immediate itself unless a record must follow or packets may overtake each other.
+        let fused = !cursor.record;
+        let mut count = 0;
+        while count < limit {
+            // The next piece of data of this part, if any is left.
+            let piece = loop {
+                let Some(m) = self.forming.list[..members].get(cursor.member) else { break None };
+                let (base, share) = stripe::range(m.len, route.width, cursor.part);
+                if cursor.offset < share {
+                    let bytes = (share - cursor.offset).min(route.max_message);
+                    let from = u64::from(base + cursor.offset);
+                    break Some((
+                        Local {
+                            addr: m.addr.wrapping_add(from),
+                            len: bytes,
+                            lkey: m.lkeys[at.rail % MAX_RAILS],
+                        },
+                        Remote { addr: m.remote.wrapping_add(from), rkey: m.rkeys[remote_rail] },
+                        cursor.offset + bytes == share,
+                    ));
+                }
+                cursor.member += 1;
+                cursor.offset = 0;
+            };
+            match piece {
+                Some((local, remote, whole)) => {
+                    let last = fused && whole && cursor.member + 1 == members;
+                    cursor.offset += local.len;
+                    if last {
+                        self.chain.wrs.write_imm(
+                            count,
+                            id(Kind::Part, count),
+                            local,
+                            remote,
+                            imm,
+                            Flags::SIGNALED,
+                        );
+                        return (count + 1, true);
+                    }
+                    // The last of a portion is signalled, so that its slots come free and the rest can follow.
+                    let (kind, flags) = if count + 1 == limit {
+                        (Kind::Progress, Flags::SIGNALED)
+                    } else {
+                        (Kind::Progress, Flags::SILENT)
+                    };
+                    self.chain.wrs.write(count, id(kind, count), local, remote, flags);
+                    count += 1;
+                }
+                None => {
+                    let (local, remote, flags) = if carries_record {
+                        let local = Local {
+                            addr: self.records.addr(slot),
+                            len: (members * size_of::<u32>()) as u32,
+                            lkey: route.local[at.rail].lkey(),
+                        };
+                        let remote = Remote {
+                            addr: route.record_addr.wrapping_add(SizeRecords::offset(slot)),
+                            rkey: route.record_rkeys[at.remote_rail],
+                        };
+                        let inline = local.len <= route.max_inline;
+                        (
+                            local,
+                            remote,
+                            if inline { Flags::SIGNALED.inline() } else { Flags::SIGNALED },
+                        )
+                    } else {
+                        (
+                            Local { addr: 0, len: 0, lkey: 0 },
+                            Remote { addr: 0, rkey: 0 },
+                            Flags::SIGNALED,
+                        )
+                    };
+                    self.chain.wrs.write_imm(
+                        count,
+                        id(Kind::Part, count),
+                        local,
+                        remote,
+                        imm,
+                        flags,
+                    );
+                    return (count + 1, true);
+                }
+            }
+        }
+        (count, false)
+    }
+
+    /// Whether request `index` is complete; a complete one goes back to the pool.
+    ///
+    /// # Errors
+    /// The connection failed, or the request is not in flight.
+    #[inline]
+    pub fn test(&mut self, index: u16) -> Result<Outcome, Fault> {
+        if self.pool.get(index).state() == State::Pending {
+            if !self.gate.is_open() {
+                self.attention(false)?;
+            }
+            if self.poll()? == Progress::Nothing {
+                return Ok(Outcome::Pending);
+            }
+        }
+        match self.pool.get(index).state() {
+            State::Done => {
+                self.pool.put(index);
+                Ok(Outcome::Done(1))
+            }
+            State::Pending => Ok(Outcome::Pending),
+            State::Free => Err(Box::new(Error::usage("test of a request that is not in flight"))),
+        }
+    }
+
+    /// The bytes that request `index` sent; valid until the next isend.
+    #[inline]
+    pub fn request(&self, index: u16) -> &Request {
+        self.pool.get(index)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Result<Progress, Fault> {
+        let mut progress = Progress::Nothing;
+        for rail in 0..self.route.cqs.len() {
+            let found = self.route.cqs[rail].poll(&mut self.chain.wc);
+            if found != 0 {
+                self.completions(found)?;
+                progress = Progress::Some;
+            }
+        }
+        Ok(progress)
+    }
+
+    #[inline(never)]
+    fn completions(&mut self, found: i32) -> Result<(), Fault> {
+        let Ok(found) = usize::try_from(found) else {
+            return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
+        };
+        for index in 0..found {
+            let wc = self.chain.wc.get(index);
+            let id = WrId(wc.id());
+            if !wc.is_success() {
+                let error = completion_error(wc, &self.peer, "send");
+                return Err(self.fail(error));
+            }
+            let (Some(kind), Some(lane)) = (id.kind(), self.route.lanes.get_mut(id.lane())) else {
+                continue;
+            };
+            lane.complete(id.position());
+            if kind == Kind::Part {
+                let group = &mut self.groups[id.slot() % SLOTS];
+                group.pending = group.pending.saturating_sub(1);
+                if group.pending == 0 {
+                    for request in &group.requests[..usize::from(group.members)] {
+                        self.pool.get(*request).complete();
+                    }
+                }
+            }
+        }
+        if self.forming.cursor.is_some() {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.
+    #[cold]
+    #[inline(never)]
+    fn attention(&mut self, starting: bool) -> Result<(), Fault> {
+        if let Some(failure) = &self.failure {
+            return Err(Box::new(failure.repeated()));
+        }
+        let state = self.gate.state();
+        if state != GateState::Forked && !starting && self.poll()? == Progress::Some {
+            return Ok(());
+        }
+        match self.watchdog.judge(state, starting, &self.peer) {
+            Some(error) => Err(self.fail(error)),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, error: Error) -> Fault {
+        let error = Box::new(error);
+        // A forked child must not close the parent's connection, and sees its own gate only.
+        if self.failure.is_none() {
+            self.failure = Some(error.clone());
+        }
+        self.gate.report(GateState::Failed);
+        error
+    }
+
+    #[cold]
+    fn post_failed(&mut self, errno: i32) -> Fault {
+        self.fail(Error::verb("ibv_post_send", format_args!("{} (send)", self.peer), errno))
+    }
+
+    #[cold]
+    fn out_of_region(&mut self, addr: u64, len: u32, region: Option<&Region>) -> Fault {
+        Box::new(Error::argument(match region {
+            Some(region) => {
+                let (start, bytes) = region.range();
+                format!(
+                    "isend of {len} bytes at {addr:#x} is outside its memory handle ({bytes} bytes at {start:#x})"
+                )
+            }
+            None => format!("isend of {len} bytes at {addr:#x} without a memory handle"),
+        }))
+    }
+
+    #[cold]
+    fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
+        self.stats.shortened += 1;
+        tracing::debug!(
+            "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
+            self.peer
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Property tests: everything written is read back, nothing read crashes.
+
+use super::*;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn rail() -> impl Strategy<Value = WireRail> {
+    any::<(u16, u8, u8, [u8; 16], u32)>().prop_map(|(lid, link_layer, mtu, gid, rkey)| WireRail {
+        lid,
+        link_layer,
+        mtu,
+        gid,
+        rkey,
+    })
+}
+
+fn lane() -> impl Strategy<Value = WireLane> {
+    any::<(u32, u32, [u32; 3])>().prop_map(|(qpn, psn, ece)| WireLane { qpn, psn, ece })
+}
+
+fn end() -> impl Strategy<Value = End> {
+    (
+        any::<u32>(),
+        "[a-z0-9.-]{0,64}",
+        "[a-z0-9_:+]{0,128}",
+        any::<(u64, u8, u8, u8)>(),
+        vec(rail(), 1..=MAX_RAILS),
+        vec(lane(), 1..=MAX_PARTS),
+    )
+        .prop_map(|(pid, host, device, (memory, stride, traffic_class, sl), rails, lanes)| {
+            End {
+                identity: Identity { pid, host, device },
+                memory,
+                stride,
+                traffic_class,
+                sl,
+                rails,
+                lanes,
+            }
+        })
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u64>(), end()).prop_map(|(nonce, end)| Message::Hello(Hello { nonce, end })),
+        end().prop_map(Message::Reply),
+        "[ -~]{0,200}".prop_map(Message::Refusal),
+        Just(Message::Ready),
+        Just(Message::Bye),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_message_survives_any_cut(message in message(), tail in vec(any::<u8>(), 0..16)) {
+        let mut bytes = message.encode();
+        let len = bytes.len();
+        prop_assert!(len <= HEADER_BYTES + MAX_BODY);
+        for cut in [0, 1, 3, HEADER_BYTES - 1, HEADER_BYTES, len / 2, len - 1] {
+            if cut < len {
+                prop_assert_eq!(Message::decode(&bytes[..cut]).unwrap(), None);
+            }
+        }
+        bytes.extend(tail);
+        prop_assert_eq!(Message::decode(&bytes).unwrap(), Some((message, len)));
+    }
+
+    #[test]
+    fn damage_is_an_error_or_another_message_but_never_a_crash(
+        message in message(), at in any::<prop::sample::Index>(), value: u8,
+    ) {
+        let mut bytes = message.encode();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn garbage_is_never_a_crash(bytes in vec(any::<u8>(), 0..300)) {
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn a_handle_round_trips(ip: [u8; 16], v6: bool, port: u16, scope: u32, nonce: u64, rails in 1..=8_u8) {
+        let addr = if v6 {
+            SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope))
+        } else {
+            SocketAddr::new(IpAddr::V4(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3])), port)
+        };
+        let handle = Handle { addr, nonce, rails };
+        let mut bytes = [0xff; HANDLE_BYTES];
+        handle.write(&mut bytes);
+        prop_assert_eq!(token(&bytes), None);
+        set_token(&mut bytes, 7);
+        prop_assert_eq!(token(&bytes), Some(7));
+        prop_assert_eq!(Handle::read(&bytes).unwrap(), handle);
+    }
+
+    #[test]
+    fn a_damaged_handle_is_refused(at in 0..64_usize, flip in 1..=255_u8) {
+        let handle = Handle { addr: "192.0.2.1:4000".parse().unwrap(), nonce: 1, rails: 1 };
+        let mut bytes = [0; HANDLE_BYTES];
+        handle.write(&mut bytes);
+        bytes[at] ^= flip;
+        prop_assert!(Handle::read(&bytes).is_err());
+    }
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut bytes = Message::Ready.encode();
+    bytes[4] = 9;
+    let error = Message::decode(&bytes).unwrap_err().to_string();
+    assert!(error.contains('9') && error.contains(&VERSION.to_string()), "{error}");
+}
+
+#[test]
+fn a_stranger_is_recognised_by_one_byte() {
+    assert!(Message::decode(b"G").is_err());
+    assert!(Message::decode(b"P").unwrap().is_none());
+}
+
+#[test]
+fn a_peer_cannot_forge_log_lines() {
+    let bytes = Message::Refusal("no\nNCCL WARN all is lost".into()).encode();
+    let Some((Message::Refusal(text), _)) = Message::decode(&bytes).unwrap() else { panic!() };
+    assert!(!text.contains('\n'));
+}

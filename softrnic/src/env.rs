@@ -1,0 +1,449 @@
+//! Settings: one table, read once.
+//!
+//! Every `SOFTRNIC_*` variable is one row: name, kind, default, range and prose. A bad value is reported on
+//! stderr and clamped or replaced by the default; an unknown `SOFTRNIC_*` name is reported too, because a
+//! misspelt setting that silently does nothing makes a test prove the wrong thing.
+
+use std::sync::OnceLock;
+
+use crate::abi::{
+    GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2, Gid, LINK_ETHERNET, LINK_INFINIBAND,
+};
+
+/// Most devices of one process.
+pub const MAX_DEVICES: usize = 16;
+/// Most ports of one device.
+pub const MAX_PORTS: usize = 4;
+/// Most GIDs of one port.
+pub const MAX_GIDS: usize = 16;
+/// Most scatter/gather entries of one request; bounds the iovec arrays on the stack.
+pub const MAX_SGE: usize = 30;
+/// Most inline bytes of one request.
+pub const MAX_INLINE: usize = 1024;
+
+/// One numeric setting.
+#[derive(Debug)]
+pub struct Number {
+    /// Name without the `SOFTRNIC_` prefix.
+    pub name: &'static str,
+    /// Value when unset.
+    pub default: u64,
+    /// Smallest accepted value.
+    pub min: u64,
+    /// Largest accepted value.
+    pub max: u64,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// One textual setting.
+#[derive(Debug)]
+pub struct Text {
+    /// Name without the `SOFTRNIC_` prefix.
+    pub name: &'static str,
+    /// Value when unset.
+    pub default: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+macro_rules! numbers {
+    ($($id:ident = $default:expr, $min:expr, $max:expr, $doc:expr;)+) => {
+        /// Every numeric setting.
+        pub const NUMBERS: &[Number] = &[$(Number { name: stringify!($id), default: $default, min: $min, max: $max, doc: $doc }),+];
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        #[derive(Clone, Copy, Debug)]
+        enum N { $($id),+ }
+    };
+}
+
+numbers! {
+    DEVICES = 1, 1, MAX_DEVICES as u64, "number of devices";
+    PORTS = 1, 1, MAX_PORTS as u64, "ports per device";
+    MTU = 4096, 256, 4096, "active and largest MTU in bytes (a power of two)";
+    SPEED = 32, 1, 1024, "active_speed code of each port (32 = EDR)";
+    WIDTH = 2, 1, 16, "active_width code of each port (2 = 4X)";
+    LID = 1, 1, 0xbfff, "LID of the first port (InfiniBand link layer); later ports count up";
+    MAX_QP = 16384, 1, 65535, "max_qp";
+    MAX_CQ = 16384, 1, 65535, "max_cq";
+    MAX_MR = 65535, 1, 65535, "max_mr (also a limit on live MRs)";
+    MAX_PD = 32768, 1, 65535, "max_pd";
+    MAX_SRQ = 4096, 1, 16383, "max_srq";
+    MAX_QP_WR = 32768, 1, 65536, "max_qp_wr";
+    MAX_CQE = 4_194_303, 1, 4_194_303, "max_cqe";
+    MAX_SGE = 16, 1, MAX_SGE as u64, "max_sge";
+    MAX_INLINE = 256, 0, MAX_INLINE as u64, "largest max_inline_data a QP may ask for";
+    MAX_MSG_SZ = 1 << 31, 1, 1 << 31, "largest message; a longer one completes with a local length error";
+    MAX_RD_ATOM = 16, 1, 255, "max_qp_rd_atom and max_qp_init_rd_atom";
+    YIELD = 16, 0, 1 << 20, "sched_yield on every n-th empty poll of a CQ (0 = never)";
+    HEAP_MB = 512, 16, 16384, "address space for the rings of one process, in MiB (touched lazily)";
+    MR_LIMIT = 0, 0, 1 << 20, "refuse registrations while this many MRs are live (0 = max_mr)";
+    FAIL_REG_MR = 0, 0, 1 << 40, "fail the n-th registration of the process with ENOMEM (0 = none)";
+    RETRY_MS = 0, 0, 600_000, "transport retry time in ms, instead of timeout and retry_cnt (0 = use those)";
+}
+
+/// Every textual setting.
+pub const TEXTS: &[Text] = &[
+    Text {
+        name: "FABRIC",
+        default: "default",
+        doc: "fabric name; only processes of one user and one fabric reach each other",
+    },
+    Text {
+        name: "NAME",
+        default: "softrnic",
+        doc: "device name prefix, or a comma list of full names",
+    },
+    Text { name: "LINK", default: "ethernet", doc: "link layer: ethernet or ib" },
+    Text {
+        name: "GIDS",
+        default: "",
+        doc: "comma list of GIDs of each port: address[/v1|/v2|/ib][@ifindex]; the last group counts up per port",
+    },
+    Text { name: "PKEYS", default: "0xffff", doc: "comma list of P_Keys" },
+    Text {
+        name: "HOLD",
+        default: "none",
+        doc: "none, or sq/all: send requests stay pending until released",
+    },
+    Text {
+        name: "FORK",
+        default: "copy-on-fork",
+        doc: "copy-on-fork or old-kernel: what ibv_is_fork_initialized answers",
+    },
+];
+
+/// One GID table entry.
+#[derive(Clone, Copy, Debug)]
+pub struct GidSetting {
+    /// The address.
+    pub gid: Gid,
+    /// Type as in the C header.
+    pub kind: u32,
+    /// Interface index.
+    pub ifindex: u32,
+}
+
+/// The effective settings.
+#[derive(Debug)]
+pub struct Settings {
+    numbers: Vec<u64>,
+    /// Fabric name, reduced to characters that may stand in a file name.
+    pub fabric: String,
+    /// Device names.
+    pub names: Vec<String>,
+    /// Link layer code.
+    pub link: u32,
+    /// GID table of the first port.
+    pub gids: Vec<GidSetting>,
+    /// P_Key table.
+    pub pkeys: Vec<u16>,
+    /// Whether send requests are held from the start.
+    pub hold: bool,
+    /// Whether the kernel is presented as one without copy-on-fork for pinned pages.
+    pub old_kernel_fork: bool,
+}
+
+fn warn(name: &str, value: &str, why: &str, effective: &str) {
+    eprintln!("softrnic: WARN SOFTRNIC_{name}={value}: {why}; using {effective}");
+}
+
+fn number(row: &Number) -> u64 {
+    let Ok(text) = std::env::var(format!("SOFTRNIC_{}", row.name)) else { return row.default };
+    let Some(value) = parse_u64(&text) else {
+        warn(row.name, &text, "not a number", &row.default.to_string());
+        return row.default;
+    };
+    let clamped = value.clamp(row.min, row.max);
+    if clamped != value {
+        let why = format!("outside {}..={}", row.min, row.max);
+        warn(row.name, &text, &why, &clamped.to_string());
+    }
+    clamped
+}
+
+fn parse_u64(text: &str) -> Option<u64> {
+    let text = text.trim();
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn text(name: &str) -> String {
+    let default = TEXTS.iter().find(|t| t.name == name).map_or("", |t| t.default);
+    std::env::var(format!("SOFTRNIC_{name}")).unwrap_or_else(|_| default.to_owned())
+}
+
+fn choice(name: &str, options: &[&str], fallback: usize) -> usize {
+    let value = text(name);
+    options.iter().position(|o| *o == value).unwrap_or_else(|| {
+        warn(name, &value, "not one of the choices", options[fallback]);
+        fallback
+    })
+}
+
+fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
+    let (entry, ifindex) = match entry.split_once('@') {
+        Some((head, index)) => (head, index.trim().parse().ok()?),
+        None => (entry, 0),
+    };
+    let default = if link == LINK_ETHERNET { GID_TYPE_ROCE_V2 } else { GID_TYPE_IB };
+    let (address, kind) = match entry.split_once('/') {
+        Some((head, "v1")) => (head, GID_TYPE_ROCE_V1),
+        Some((head, "v2")) => (head, GID_TYPE_ROCE_V2),
+        Some((head, "ib")) => (head, GID_TYPE_IB),
+        Some(_) => return None,
+        None => (entry, default),
+    };
+    let address = match address.trim().parse().ok()? {
+        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        std::net::IpAddr::V6(v6) => v6,
+    };
+    Some(GidSetting { gid: Gid { raw: address.octets() }, kind, ifindex })
+}
+
+fn gids(link: u32) -> Vec<GidSetting> {
+    let value = text("GIDS");
+    let default = if link == LINK_ETHERNET { "192.168.77.1" } else { "fe80::5aff:1" };
+    let mut table = Vec::new();
+    for entry in value.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+        match parse_gid(entry, link) {
+            Some(gid) if table.len() < MAX_GIDS => table.push(gid),
+            Some(_) => warn("GIDS", &value, "too many entries", "the first ones"),
+            None => warn("GIDS", entry, "not address[/v1|/v2|/ib][@ifindex]", "the other entries"),
+        }
+    }
+    if table.is_empty() {
+        table.extend(parse_gid(default, link));
+    }
+    table
+}
+
+fn pkeys() -> Vec<u16> {
+    let value = text("PKEYS");
+    let mut table: Vec<u16> = Vec::new();
+    for entry in value.split(',').filter(|e| !e.trim().is_empty()) {
+        match parse_u64(entry).and_then(|v| u16::try_from(v).ok()) {
+            Some(key) if table.len() < 128 => table.push(key),
+            _ => warn("PKEYS", entry, "not a 16-bit key", "the other entries"),
+        }
+    }
+    if table.is_empty() {
+        table.push(0xffff);
+    }
+    table
+}
+
+fn names(count: usize) -> Vec<String> {
+    let value = text("NAME");
+    let list: Vec<&str> = value.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+    let valid =
+        |n: &str| n.len() < 48 && n.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    if list.is_empty() || !list.iter().all(|n| valid(n)) {
+        warn("NAME", &value, "not a device name", "softrnic");
+        return (0..count).map(|i| format!("softrnic{i}")).collect();
+    }
+    if list.len() == 1 && !list[0].ends_with(|c: char| c.is_ascii_digit()) {
+        return (0..count).map(|i| format!("{}{i}", list[0])).collect();
+    }
+    (0..count)
+        .map(|i| list.get(i).map_or_else(|| format!("{}x{i}", list[0]), |n| (*n).to_owned()))
+        .collect()
+}
+
+impl Settings {
+    fn read() -> Self {
+        let numbers: Vec<u64> = NUMBERS.iter().map(number).collect();
+        for (key, _) in std::env::vars_os() {
+            let Some(key) = key.to_str().and_then(|k| k.strip_prefix("SOFTRNIC_")) else {
+                continue;
+            };
+            let known = NUMBERS.iter().map(|n| n.name).chain(TEXTS.iter().map(|t| t.name));
+            // LIB_DIR belongs to the test programs: where to find the built library.
+            if key != "LIB_DIR" && !known.into_iter().any(|n| n == key) {
+                eprintln!("softrnic: WARN unknown setting SOFTRNIC_{key}");
+            }
+        }
+        let link = [LINK_ETHERNET, LINK_INFINIBAND][choice("LINK", &["ethernet", "ib"], 0)];
+        let fabric_text = text("FABRIC");
+        let mut fabric: String = fabric_text
+            .chars()
+            .take(64)
+            .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' })
+            .collect();
+        if fabric.is_empty() {
+            fabric.push_str("default");
+        }
+        if fabric != fabric_text {
+            warn("FABRIC", &fabric_text, "not a plain name of up to 64 characters", &fabric);
+        }
+        let devices = usize::try_from(numbers[N::DEVICES as usize]).unwrap_or(1);
+        Self {
+            fabric,
+            names: names(devices),
+            link,
+            gids: gids(link),
+            pkeys: pkeys(),
+            hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
+            old_kernel_fork: choice("FORK", &["copy-on-fork", "old-kernel"], 0) == 1,
+            numbers,
+        }
+    }
+
+    fn n(&self, which: N) -> u64 {
+        self.numbers[which as usize]
+    }
+
+    fn n32(&self, which: N) -> u32 {
+        u32::try_from(self.n(which)).unwrap_or(u32::MAX)
+    }
+
+    /// Ports per device.
+    pub fn ports(&self) -> u8 {
+        u8::try_from(self.n(N::PORTS)).unwrap_or(1)
+    }
+
+    /// The MTU as the header's code (1 = 256 … 5 = 4096).
+    pub fn mtu_code(&self) -> u32 {
+        self.n(N::MTU).ilog2().saturating_sub(7)
+    }
+
+    /// Speed code, width code.
+    pub fn speed_width(&self) -> (u32, u8) {
+        (self.n32(N::SPEED), u8::try_from(self.n(N::WIDTH)).unwrap_or(2))
+    }
+
+    /// LID of a port.
+    pub fn lid(&self, device: usize, port: u8) -> u16 {
+        let first = u16::try_from(self.n(N::LID)).unwrap_or(1);
+        let step = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
+        first.wrapping_add(u16::try_from(step).unwrap_or(0))
+    }
+
+    /// Largest number of QPs.
+    pub fn max_qp(&self) -> u32 {
+        self.n32(N::MAX_QP)
+    }
+
+    /// Largest number of CQs.
+    pub fn max_cq(&self) -> u32 {
+        self.n32(N::MAX_CQ)
+    }
+
+    /// Largest number of MRs, as reported.
+    pub fn max_mr(&self) -> u32 {
+        self.n32(N::MAX_MR)
+    }
+
+    /// Largest number of MRs, as enforced.
+    pub fn mr_limit(&self) -> u32 {
+        match self.n32(N::MR_LIMIT) {
+            0 => self.max_mr(),
+            limit => limit.min(self.max_mr()),
+        }
+    }
+
+    /// The registration that fails, counted from 1; 0 = none.
+    pub fn fail_reg_mr(&self) -> u64 {
+        self.n(N::FAIL_REG_MR)
+    }
+
+    /// Largest number of PDs.
+    pub fn max_pd(&self) -> u32 {
+        self.n32(N::MAX_PD)
+    }
+
+    /// Largest number of SRQs.
+    pub fn max_srq(&self) -> u32 {
+        self.n32(N::MAX_SRQ)
+    }
+
+    /// Largest queue depth.
+    pub fn max_qp_wr(&self) -> u32 {
+        self.n32(N::MAX_QP_WR)
+    }
+
+    /// Largest CQ.
+    pub fn max_cqe(&self) -> u32 {
+        self.n32(N::MAX_CQE)
+    }
+
+    /// Largest scatter/gather list.
+    pub fn max_sge(&self) -> u32 {
+        self.n32(N::MAX_SGE)
+    }
+
+    /// Largest inline payload.
+    pub fn max_inline(&self) -> u32 {
+        self.n32(N::MAX_INLINE)
+    }
+
+    /// Largest message.
+    pub fn max_msg_sz(&self) -> u32 {
+        self.n32(N::MAX_MSG_SZ)
+    }
+
+    /// Largest READ/ATOMIC depth.
+    pub fn max_rd_atom(&self) -> u8 {
+        u8::try_from(self.n(N::MAX_RD_ATOM)).unwrap_or(16)
+    }
+
+    /// Empty polls between two yields; 0 = never yield.
+    pub fn yield_every(&self) -> u32 {
+        self.n32(N::YIELD)
+    }
+
+    /// Bytes of address space for rings.
+    pub fn heap_bytes(&self) -> usize {
+        usize::try_from(self.n(N::HEAP_MB) << 20).unwrap_or(512 << 20)
+    }
+
+    /// Transport retry time that replaces timeout × retries.
+    pub fn retry_override(&self) -> Option<std::time::Duration> {
+        match self.n(N::RETRY_MS) {
+            0 => None,
+            ms => Some(std::time::Duration::from_millis(ms)),
+        }
+    }
+
+    /// GID table of one port: the configured addresses with the port's ordinal added to the last 16 bits.
+    pub fn port_gids(&self, device: usize, port: u8) -> Vec<GidSetting> {
+        let step = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
+        let step = u16::try_from(step).unwrap_or(0);
+        let mut table = self.gids.clone();
+        for entry in &mut table {
+            let last =
+                u16::from_be_bytes([entry.gid.raw[14], entry.gid.raw[15]]).wrapping_add(step);
+            entry.gid.raw[14..].copy_from_slice(&last.to_be_bytes());
+        }
+        table
+    }
+}
+
+/// The settings, read at first use.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gid_entries_parse_with_type_and_interface() {
+        let gid = parse_gid("10.1.2.3/v1@7", LINK_ETHERNET).expect("valid entry");
+        assert_eq!(gid.gid.raw[10..], [0xff, 0xff, 10, 1, 2, 3]);
+        assert_eq!((gid.kind, gid.ifindex), (GID_TYPE_ROCE_V1, 7));
+        assert!(parse_gid("10.1.2.3/v9", LINK_ETHERNET).is_none());
+        assert!(parse_gid("rubbish", LINK_ETHERNET).is_none());
+    }
+
+    #[test]
+    fn numbers_accept_decimal_and_hex() {
+        assert_eq!(parse_u64(" 0x10 "), Some(16));
+        assert_eq!(parse_u64("10"), Some(10));
+        assert_eq!(parse_u64("-1"), None);
+    }
+}
