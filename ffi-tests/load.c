@@ -160,7 +160,7 @@ static void no_verbs_library(int version)
 static void not_a_verbs_library(int version)
 {
     setenv("NCCL_IBVERBS_LIB", "libm.so.6", 1);
-    expect_unusable(version, "libm.so.6");
+    expect_unusable(version, "libm.so.6 has no ibv_");
 }
 
 static void no_device(int version)
