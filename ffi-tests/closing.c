@@ -84,8 +84,9 @@ static void any_order_with_receives_posted(int version)
         for (int i = 0; i < DEPTH; i++)
             requests[i] = irecv(&net, trio.pair.recv, to.data + i * LENGTH, LENGTH, 0, mr);
         CHECK(!is_done(&net, requests[0], NULL));
-        if (o % 2) CHECK_OK(net_dereg_mr(&net, trio.pair.recv, mr)); /* abort does it first; else close has to */
+        if (o % 2) CHECK_OK(net_dereg_mr(&net, trio.pair.recv, mr)); /* as on abort */
         for (int i = 0; i < 3; i++) close_one(&trio, orders[o][i]);
+        if (o % 2 == 0) CHECK_OK(net_dereg_mr(&net, trio.pair.recv, mr)); /* late, with a communicator that is gone */
         CHECK_BUFFER(&to, 0, 0);
         guarded_free(&to);
         expect_nothing_left(before);
@@ -147,6 +148,8 @@ static void any_order_with_sends_held(int version)
         if (o % 2) CHECK_OK(net_dereg_mr(&net, trio.pair.send, from_mr));
         if (o % 3) CHECK_OK(net_dereg_mr(&net, trio.pair.recv, to_mr));
         for (int i = 0; i < 3; i++) close_one(&trio, orders[o][i]);
+        if (o % 2 == 0) CHECK_OK(net_dereg_mr(&net, trio.pair.send, from_mr)); /* late */
+        if (o % 3 == 0) CHECK_OK(net_dereg_mr(&net, trio.pair.recv, to_mr));
         guarded_free(&from);
         CHECK_BUFFER(&to, 0, 0);
         guarded_free(&to);

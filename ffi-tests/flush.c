@@ -111,6 +111,8 @@ static void one_read_for_a_group(int version)
 {
     struct desk desk;
     desk_open(&desk, version);
+    desk_message(&desk, 64, 1); /* a flush is for rails that have carried data */
+    guarded_reset(&desk.to);
     for (int mask = 1; mask < 1 << MEMBERS; mask += 7) {
         int sizes[MEMBERS];
         for (int i = 0; i < MEMBERS; i++) sizes[i] = mask >> i & 1 ? 64 : 0;
@@ -130,6 +132,7 @@ static void several_outstanding(int version)
     struct desk desk;
     int sizes[1] = {64};
     desk_open(&desk, version);
+    desk_message(&desk, 64, 1);
     for (int round = 0; round < 200; round++) {
         void *flushes[COUNT], *receives[COUNT];
         for (int i = 0; i < COUNT; i++)
@@ -209,13 +212,13 @@ static void cuda_type(int version)
     void *mr = GARBAGE;
     desk_open(&desk, version);
     ncclResult_t result = net_reg_mr(&desk.net, desk.pair.recv, memory.data, SLOT, NCCL_PTR_CUDA, &mr);
-    if (pointer_support(&desk.net) & NCCL_PTR_CUDA) {
-        CHECK_EQ(result, ncclSuccess);
+    if (!(pointer_support(&desk.net) & NCCL_PTR_CUDA)) printf("ptrSupport has no CUDA bit: refusing is allowed\n");
+    if (pointer_support(&desk.net) & NCCL_PTR_CUDA) CHECK_EQ(result, ncclSuccess);
+    if (result == ncclSuccess) { /* a promise: then it has to work */
         CHECK(mr != NULL && mr != GARBAGE);
         receive_and_flush(&desk, memory.data, SLOT, mr);
         CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, mr));
     } else {
-        printf("ptrSupport has no CUDA bit: registering that type has to be refused\n");
         CHECK(ffi_is_error(result));
     }
     desk_close(&desk);

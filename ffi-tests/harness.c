@@ -379,20 +379,29 @@ int log_matches_since(size_t mark, const char *text)
 
 /* ---- this process -------------------------------------------------------------------------------------------- */
 
-/* Counts the entries of a /proc folder; `own` of them belong to the counting itself. */
-static int count_entries(const char *path, int own)
+/* Counts the entries of a /proc folder, or of them the links to something that starts with a text. */
+static int count_entries(const char *path, const char *kind)
 {
     DIR *folder = opendir(path);
     CHECK(folder != NULL);
     int count = 0;
-    for (struct dirent *entry; (entry = readdir(folder));) count += entry->d_name[0] != '.';
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char target[64] = "";
+        if (entry->d_name[0] == '.') continue;
+        if (kind && readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1) < 0) continue;
+        count += !kind || strncmp(target, kind, strlen(kind)) == 0;
+    }
     closedir(folder);
-    return count - own;
+    return count;
 }
 
 struct census census_take(void)
 {
-    return (struct census){count_entries("/proc/self/task", 0), count_entries("/proc/self/fd", 1)};
+    return (struct census){
+        .threads = count_entries("/proc/self/task", NULL),
+        .descriptors = count_entries("/proc/self/fd", NULL) - 1, /* the folder itself */
+        .sockets = count_entries("/proc/self/fd", "socket:") + count_entries("/proc/self/fd", "anon_inode:"),
+    };
 }
 
 bool is_mapped(const char *path_fragment)

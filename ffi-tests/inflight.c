@@ -229,12 +229,17 @@ static void optional_completion_marker(int version)
     struct desk desk;
     desk_open(&desk, version, 4);
     for (int i = 0; i < 100; i++) {
-        void *data = desk.to.data, *request = NCCL_NET_OPTIONAL_RECV_COMPLETION, *send = NULL;
+        void *data = desk.to.data, *request = NULL, *send = NULL;
         size_t size = SLOT;
         int tag = 1, done = 0x5bad;
         guarded_reset(&desk.to);
-        CHECK_OK(net_irecv(&desk.net, desk.pair.recv, 1, &data, &size, &tag, &desk.to_mr, &request));
-        CHECK(request != NULL && request != NCCL_NET_OPTIONAL_RECV_COMPLETION);
+        WAIT_UNTIL(({
+                       request = NCCL_NET_OPTIONAL_RECV_COMPLETION;
+                       CHECK_OK(net_irecv(&desk.net, desk.pair.recv, 1, &data, &size, &tag, &desk.to_mr, &request));
+                       request;
+                   }),
+                   "irecv to take the receive");
+        CHECK(request != NCCL_NET_OPTIONAL_RECV_COMPLETION);
         CHECK_OK(net_test(&desk.net, request, &done, NULL)); /* may be done at once */
         CHECK(done == 0 || done == 1);
         WAIT_UNTIL((send = desk_send(&desk, 0)), "the send");

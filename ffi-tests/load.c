@@ -154,25 +154,25 @@ static void expect_unusable(int version, const char *reason)
 static void no_verbs_library(int version)
 {
     setenv("NCCL_IBVERBS_LIB", "/nonexistent/libibverbs.so.1", 1);
-    expect_unusable(version, "/nonexistent/libibverbs.so.1");
+    expect_unusable(version, "cannot open the verbs library /nonexistent/libibverbs.so.1");
 }
 
 static void not_a_verbs_library(int version)
 {
     setenv("NCCL_IBVERBS_LIB", "libm.so.6", 1);
-    expect_unusable(version, "libm.so.6");
+    expect_unusable(version, "libm.so.6 has no ibv_");
 }
 
 static void no_device(int version)
 {
     setenv("SOFTRNIC_DEVICES", "0", 1);
-    expect_unusable(version, "device");
+    expect_unusable(version, "no usable RDMA port");
 }
 
 static void no_device_passes_the_filter(int version)
 {
     setenv("NCCL_IB_HCA", "=no_such_hca", 1);
-    expect_unusable(version, "device");
+    expect_unusable(version, "no usable RDMA port");
 }
 
 static void failing_without_a_logger(int version)

@@ -6,6 +6,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -279,7 +280,9 @@ fn panicking_plugin() -> &'static str {
     static BUILT: OnceLock<String> = OnceLock::new();
     BUILT.get_or_init(|| {
         let folder = common::root().join("target/provoke-panic");
+        // The compiler of this very cargo, also when the test binary is started by hand.
         let done = Command::new(env!("CARGO"))
+            .env("RUSTC", Path::new(env!("CARGO")).with_file_name("rustc"))
             .args([
                 "build",
                 "--quiet",
@@ -385,7 +388,8 @@ fn valgrind_finds_nothing() {
         "--leak-check=full",
         "--errors-for-leak-kinds=definite",
         "--show-leak-kinds=definite",
-        "--track-fds=no",
+        "--keep-debuginfo=yes",
+        "--suppressions=ffi-tests/valgrind.supp",
         "--child-silent-after-fork=yes",
     ];
     common::tool("valgrind", "valgrind", &["--version"]);
