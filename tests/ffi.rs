@@ -379,7 +379,8 @@ fn nothing_of_verbs_or_cuda_is_linked() {
     }
 }
 
-/// Cases under valgrind: invalid accesses and leaks of every process fail them.
+/// Cases under valgrind: invalid accesses and leaks of every process fail them. Versions with finalize only: without it
+/// nobody tells the library to give back what init made, some 2 KB each time it is loaded.
 mod valgrind {
     use super::{Duration, Run, common};
 
@@ -413,7 +414,7 @@ mod valgrind {
     }
     #[test]
     fn work_in_flight_at_close() {
-        finds_nothing("closing", "any_order_with_sends_held", 9);
+        finds_nothing("closing", "any_order_with_sends_held", 12);
     }
     #[test]
     fn a_failing_communicator() {
