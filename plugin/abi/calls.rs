@@ -620,6 +620,58 @@ pub unsafe fn iflush(
     handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
+    // SAFETY: as the module text says.
+    match unsafe { try_iflush(comm, n, data, sizes, handles, request) } {
+        Some(result) => result,
+        // SAFETY: as the module text says.
+        None => unsafe { iflush_general(comm, n, data, sizes, handles, request) },
+    }
+}
+
+/// The usual case of iflush; `None` leaves it to the general one.
+///
+/// # Safety
+/// As [`iflush`].
+#[inline(always)]
+unsafe fn try_iflush(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Option<NcclResult> {
+    if n != 1 || comm.is_null() || request.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL, and as the module text says; the arrays are NULL or have an entry.
+    let (comm, addr, size, handle) = unsafe {
+        (objects::data_or_none::<RecvComm>(comm)?, read(data)?, read(sizes)?, read(handles)?)
+    };
+    if handle.is_null() || size <= 0 {
+        return None;
+    }
+    // SAFETY: not NULL, and as the module text says.
+    let region = unsafe { objects::region_or_none(handle) }?;
+    // SAFETY: an out-pointer of the call, not NULL.
+    let hand_out = |started: &Request| unsafe { request.write(pointer(started)) };
+    match comm.try_iflush(addr.addr() as u64, region, hand_out) {
+        Start::Started => Some(SUCCESS),
+        Start::Failed => Some(irecv_failed(comm)),
+        Start::WouldBlock | Start::General => None,
+    }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn iflush_general(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
     enter("iflush", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(request, std::ptr::null_mut(), "request") }?;
@@ -689,10 +741,10 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
 unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
-    if request.state() == State::DONE && request.is_own() {
+    if request.state() == State::DONE && request.is_of_receive() {
         request.put_own();
         request.set_answer(done.expose_provenance(), sizes.expose_provenance());
-        // SAFETY: the answer's pointers are those of this test; the slots' own requests have one member.
+        // SAFETY: the answer's pointers are those of this test; a receive's own has one member.
         unsafe { answer_one(request) };
         return SUCCESS;
     }
@@ -705,14 +757,9 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
             Some(Owner::Recv(comm)) => comm.put(request),
             None => {}
         }
-        // SAFETY: an out-pointer of the call, not NULL.
-        unsafe { done.write(1) };
-        if !sizes.is_null() {
-            for member in 0..members {
-                // SAFETY: room for the members, by the module text.
-                unsafe { sizes.add(member).write(request.size(member)) };
-            }
-        }
+        request.set_answer(done.expose_provenance(), sizes.expose_provenance());
+        // SAFETY: the answer's pointers are those of this test.
+        unsafe { answer(request, members) };
         return SUCCESS;
     }
     let request: *mut c_void = pointer(request);
@@ -736,14 +783,22 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
                 return SUCCESS;
             }
         }
-        // Only usual requests are settled, and this one was pending before: done means that it is one.
         Some(Owner::Recv(comm)) => {
             if comm.settle::<false>(0) {
-                if request.state() == State::DONE {
-                    request.put_own();
-                    // SAFETY: the answer's pointers were given to this test.
-                    unsafe { answer_one(request) };
+                if request.state() != State::DONE {
+                    return SUCCESS;
                 }
+                if request.is_of_receive() {
+                    request.put_own();
+                    // SAFETY: the answer's pointers were given to this test; a receive's own has one member.
+                    unsafe { answer_one(request) };
+                    return SUCCESS;
+                }
+                // Before it goes back: its place in the free list takes the number's.
+                let members = request.members();
+                comm.put(request);
+                // SAFETY: as above.
+                unsafe { answer(request, members) };
                 return SUCCESS;
             }
         }
@@ -793,6 +848,23 @@ unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
         // SAFETY: as the module text says.
         unsafe { finish(request, done, sizes) }
     })
+}
+
+/// Answers the test of a request with `members` members.
+///
+/// # Safety
+/// The request's answer is that of the test in progress.
+unsafe fn answer(request: &Request, members: usize) {
+    let (done, sizes) = request.answer();
+    // SAFETY: the out-pointer of the test in progress, not NULL.
+    unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(done).write(1) };
+    let sizes = std::ptr::with_exposed_provenance_mut::<c_int>(sizes);
+    if !sizes.is_null() {
+        for member in 0..members {
+            // SAFETY: room for the members, by the module text.
+            unsafe { sizes.add(member).write(request.size(member)) };
+        }
+    }
 }
 
 /// Answers the test of a request with one member.

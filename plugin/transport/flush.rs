@@ -5,27 +5,40 @@
 //! on, not a theorem about RDMA reads. `done` of a flush means GpuVisible in that sense.
 
 use super::device::Rail;
-use super::lane::Lane;
+use super::fifo::SLOTS;
+use super::lane::{Kind, Lane, WrId};
 use crate::config::Settings;
 use crate::error::Result;
 use crate::memory::PageOwned;
 use crate::memory::registry::Registered;
 use crate::verbs::mr::Access;
 use crate::verbs::qp::Caps;
-use crate::verbs::wr::Local;
+use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote};
 use crate::verbs::{CompletionQueue, QueuePair};
 use std::sync::Arc;
 
-/// Slots of the flush queue pair: one per receive that can be in flight.
-pub const FLUSH_DEPTH: u32 = super::fifo::SLOTS as u32;
+/// Slots of the flush queue pair: one for the usual flush of each receive in flight, which needs no counting, and as
+/// many for other flushes.
+pub const FLUSH_DEPTH: u32 = 2 * COUNTED;
+const COUNTED: u32 = SLOTS as u32;
 
 /// The loopback queue pair of one rail. Fields drop in order: the queue pair before the memory it writes.
 #[derive(Debug)]
 pub struct FlushQp {
     /// The queue pair with its accounting.
     pub lane: Lane,
+    usual: Reads,
     registered: Arc<Registered>,
     scratch: PageOwned,
+}
+
+/// A work request for each usual flush.
+struct Reads(Prepared<SLOTS>);
+
+impl std::fmt::Debug for Reads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reads").finish_non_exhaustive()
+    }
 }
 
 impl FlushQp {
@@ -48,7 +61,26 @@ impl FlushQp {
         qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
         qp.to_rtr(&port.loopback(qp.number())?, super::connection::MIN_RNR_TIMER)?;
         qp.to_rts(0, settings.timeout, settings.retry_cnt)?;
-        Ok(Self { lane: Lane::new(qp, index, index, FLUSH_DEPTH), registered, scratch })
+        let usual = Prepared::new(Operation::Read, |slot| {
+            (WrId::new(Kind::UsualFlush, index, slot, 0).0, Flags::SIGNALED)
+        });
+        let lane = Lane::new(qp, index, index, COUNTED);
+        let mut flush = Self { lane, usual: Reads(usual), registered, scratch };
+        for slot in 0..SLOTS {
+            let nowhere = Remote { addr: 0, rkey: 0 };
+            flush.usual.0.prepare(slot, flush.scratch(), nowhere, Flags::SIGNALED);
+        }
+        Ok(flush)
+    }
+
+    /// Posts the usual flush number `flush`: a read from `remote`.
+    ///
+    /// # Errors
+    /// The errno of ibv_post_send.
+    #[inline(always)]
+    pub fn post_usual(&mut self, flush: usize, remote: Remote) -> std::result::Result<(), i32> {
+        self.usual.0.set_remote(flush, remote);
+        self.lane.qp().post_prepared(&mut self.usual.0, flush)
     }
 
     /// The destination of the read.

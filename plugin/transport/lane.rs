@@ -29,6 +29,8 @@ pub enum Kind {
     Receive,
     /// A flush read.
     Flush,
+    /// The only read of a flush on one rail; the slot is its number.
+    UsualFlush,
 }
 
 impl WrId {
@@ -41,6 +43,7 @@ impl WrId {
             Kind::Receive => 3,
             Kind::Flush => 4,
             Kind::Single => 5,
+            Kind::UsualFlush => 6,
         };
         Self(
             kind << 56
@@ -59,6 +62,7 @@ impl WrId {
             3 => Some(Kind::Receive),
             4 => Some(Kind::Flush),
             5 => Some(Kind::Single),
+            6 => Some(Kind::UsualFlush),
             _ => None,
         }
     }

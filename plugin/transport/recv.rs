@@ -15,7 +15,7 @@ use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::wr::{Flags, Local, RecvChain, Remote, SendChain, WriteTable};
+use crate::verbs::wr::{Flags, Local, Operation, Prepared, RecvChain, Remote, SendChain};
 use std::sync::Arc;
 
 /// Requests of a receiving end beside the usual ones: its receives and as many flushes.
@@ -106,7 +106,7 @@ impl std::fmt::Debug for RecvLane {
 
 /// The work request of each slot's credit, and how it goes.
 struct Credits {
-    writes: WriteTable<SLOTS>,
+    writes: Prepared<SLOTS>,
     slots: [CreditSlot; SLOTS],
     max_inline: u32,
 }
@@ -132,7 +132,7 @@ impl Credits {
         });
         let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
         let mut credits = Self {
-            writes: WriteTable::new(false, |slot| (id(slot), Flags::SILENT)),
+            writes: Prepared::new(Operation::Write, |slot| (id(slot), Flags::SILENT)),
             slots,
             max_inline: route.max_inline,
         };
@@ -186,7 +186,7 @@ impl Credits {
     fn post(&mut self, slot: usize, lane: &Lane) -> Result<(), i32> {
         let at = &mut self.slots[slot % SLOTS];
         at.awaited = at.signalled;
-        lane.qp().post_write(&mut self.writes, slot)
+        lane.qp().post_prepared(&mut self.writes, slot)
     }
 
     /// The credit of `slot` completed.
@@ -537,6 +537,36 @@ impl RecvComm {
         posted
     }
 
+    /// Starts the usual flush: one rail, nothing in the way. Whatever needs a decision or an error is left to
+    /// [`Self::iflush`], from an unchanged state. `hand_out` gets the request.
+    #[inline(always)]
+    pub fn try_iflush(
+        &mut self,
+        addr: u64,
+        region: &Region,
+        hand_out: impl FnOnce(&Request),
+    ) -> Start {
+        let [flush] = &mut self.flush[..] else { return Start::General };
+        let number = self.flushes as usize % SLOTS;
+        let request = self.pool.own_flush(number);
+        if !self.pump.gate().is_open()
+            || !region.contains(addr, 1)
+            || request.state() != State::FREE
+        {
+            return Start::General;
+        }
+        self.pool.take_own(request);
+        hand_out(request);
+        self.flushes += 1;
+        match flush.post_usual(number, Remote { addr, rkey: region.rkeys()[0] }) {
+            Ok(()) => Start::Started,
+            Err(errno) => {
+                self.post_errno = errno;
+                Start::Failed
+            }
+        }
+    }
+
     /// Starts a flush of what was received at `addr`, one byte inside `region`. `Ok(None)` with `false`: nothing to
     /// wait for; with `true`: no resource is free, call again.
     ///
@@ -575,8 +605,9 @@ impl RecvComm {
         let Some(request) = self.pool.take(0) else { return Ok(None) };
         let index = request.index();
         request.set_parts(rails as u8);
-        for flush in self.flush.iter_mut().filter(|f| used >> f.lane.rail & 1 != 0) {
-            let id = WrId::new(Kind::Flush, flush.lane.rail, index.into(), flush.lane.position(0));
+        let flushes = self.flush.iter_mut().enumerate();
+        for (number, flush) in flushes.filter(|(_, f)| used >> f.lane.rail & 1 != 0) {
+            let id = WrId::new(Kind::Flush, number, index.into(), flush.lane.position(0));
             let remote = Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] };
             self.flush_wrs.0.read(0, id.0, flush.scratch(), remote, Flags::SIGNALED);
             if let Err(errno) = flush.lane.post(&mut self.flush_wrs.0, 1) {
@@ -609,6 +640,10 @@ impl RecvComm {
                 self.credits.complete(id.slot());
                 return true;
             }
+            Some(Kind::UsualFlush) => {
+                self.pool.own_flush(id.slot()).complete();
+                return true;
+            }
             _ => return false,
         }
         let (imm, bytes) = (wc.imm(), wc.byte_len());
@@ -634,6 +669,15 @@ impl RecvComm {
             self.late_failure("ibv_post_recv", errno);
         }
         true
+    }
+
+    /// A flush read completed.
+    fn flushed(&mut self, id: WrId) {
+        let flush = self.flush.get_mut(id.lane());
+        if let (Some(flush), Some(request)) = (flush, self.pool.get(id.slot() as u16)) {
+            flush.lane.complete(id.position());
+            request.complete_part();
+        }
     }
 
     /// A failure where nothing can be returned: the next call reports it.
@@ -692,7 +736,7 @@ impl RecvComm {
             if !wc.is_success() {
                 let what = match id.kind() {
                     Some(Kind::Receive) => "receive",
-                    Some(Kind::Flush) => "flush",
+                    Some(Kind::Flush | Kind::UsualFlush) => "flush",
                     _ => "credit",
                 };
                 let error = completion_error(wc, &self.peer, what);
@@ -703,15 +747,9 @@ impl RecvComm {
                     let (imm, bytes) = (Imm(wc.imm()), wc.byte_len());
                     self.arrived(id.lane(), imm, bytes)?;
                 }
-                Some(Kind::Flush) => {
-                    if let Some(flush) = self.flush.iter_mut().find(|f| f.lane.rail == id.lane()) {
-                        flush.lane.complete(id.position());
-                        if let Some(request) = self.pool.get(id.slot() as u16) {
-                            request.complete_part();
-                        }
-                    }
-                }
+                Some(Kind::Flush) => self.flushed(id),
                 Some(Kind::Progress) => self.credits.complete(id.slot()),
+                Some(Kind::UsualFlush) => self.pool.own_flush(id.slot()).complete(),
                 Some(Kind::Part | Kind::Single) => {}
                 None => {}
             }

@@ -101,13 +101,19 @@ impl Request {
         self.answer.get()
     }
 
-    /// Whether it belongs to a slot.
+    /// Whether it belongs to a receive: it has one member.
     #[inline(always)]
-    pub fn is_own(&self) -> bool {
+    pub fn is_of_receive(&self) -> bool {
         usize::from(self.index) < SLOTS
     }
 
-    /// Takes back a complete request that belongs to a slot: it goes nowhere.
+    /// Whether it belongs to something.
+    #[inline(always)]
+    pub fn is_own(&self) -> bool {
+        usize::from(self.index) < OWN
+    }
+
+    /// Takes back a complete request that belongs to something: it goes nowhere.
     #[inline(always)]
     pub fn put_own(&self) {
         self.state.set(State::FREE);
@@ -177,27 +183,35 @@ impl Request {
     }
 }
 
-/// A fixed number of requests of one communicator: one that belongs to each receive in flight, for the usual
-/// one-member transfer, and others in a free list for everything else.
+/// Requests that belong to something: one to each receive in flight, for the usual one-member transfer, then as many
+/// for the usual flush.
+const OWN: usize = 2 * SLOTS;
+
+/// A fixed number of requests of one communicator: those that belong to something, and others in a free list for
+/// everything else.
 #[derive(Debug)]
 pub struct RequestPool {
-    own: Box<[Request; SLOTS]>,
+    own: Box<[Request; OWN]>,
     others: Box<[Request]>,
     free: Cell<u16>,
     pending: State,
 }
 
 impl RequestPool {
-    /// One request per slot and `others` more, of a communicator with `rails` rails.
+    /// The requests that belong to something and `others` more, of a communicator with `rails` rails.
     pub fn new(others: u16, rails: usize) -> Self {
-        let first = SLOTS as u16;
+        let first = OWN as u16;
         let list: Box<[_]> = (first..first + others).map(Request::new).collect();
         for request in &list {
             // The last one's successor is past the end, which `next` recognises like any other index.
             request.link.set(request.index + 1);
         }
         Self {
-            own: Box::new(std::array::from_fn(|index| Request::new(index as u16))),
+            own: Box::new(std::array::from_fn(|index| {
+                let request = Request::new(index as u16);
+                request.link.set(u16::from(index < SLOTS));
+                request
+            })),
             others: list,
             free: Cell::new(first),
             pending: if rails == 1 { State::PENDING } else { State::PENDING_RAILS },
@@ -206,7 +220,7 @@ impl RequestPool {
 
     /// The same pool with the slots' own requests out of use.
     pub fn without_own(self) -> Self {
-        for request in self.own.iter() {
+        for request in &self.own[..SLOTS] {
             request.state.set(State::WITHHELD);
         }
         self
@@ -225,7 +239,13 @@ impl RequestPool {
         &self.own[slot % SLOTS]
     }
 
-    /// Takes the request that belongs to a slot, which is free.
+    /// The request that belongs to flush number `flush`.
+    #[inline(always)]
+    pub fn own_flush(&self, flush: usize) -> &Request {
+        &self.own[SLOTS + flush % SLOTS]
+    }
+
+    /// Takes a request that belongs to something and is free.
     #[inline(always)]
     pub fn take_own(&self, request: &Request) {
         request.state.set(self.pending);
@@ -248,7 +268,7 @@ impl RequestPool {
     /// Request number `index`, if there is one.
     pub fn get(&self, index: u16) -> Option<&Request> {
         let index = usize::from(index);
-        match index.checked_sub(SLOTS) {
+        match index.checked_sub(OWN) {
             Some(index) => self.others.get(index),
             None => self.own.get(index),
         }
@@ -306,7 +326,7 @@ mod tests {
                         Some(request) => {
                             prop_assert!(request.is_pending() && request.is_valid());
                             let index = request.index();
-                            prop_assert!(!out.contains(&index) && usize::from(index) >= SLOTS);
+                            prop_assert!(!out.contains(&index) && usize::from(index) >= OWN);
                             out.push(index);
                         }
                         None => prop_assert_eq!(out.len(), usize::from(capacity)),

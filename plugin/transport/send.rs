@@ -14,7 +14,7 @@ use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::wr::{Flags, Local, Remote, SendChain, WriteTable};
+use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote, SendChain};
 use std::sync::Arc;
 
 /// Sends in flight beside the usual ones: 32 receives of 8 members.
@@ -135,7 +135,7 @@ pub struct SendComm {
 }
 
 /// A work request for the usual answer to each receive.
-struct Singles(WriteTable<SLOTS>);
+struct Singles(Prepared<SLOTS>);
 
 /// Scratch for posting several.
 struct Chain(SendChain);
@@ -174,7 +174,7 @@ impl SendComm {
             next: 0,
             lane: 0,
             simple_limit: 0,
-            singles: Singles(WriteTable::new(true, |slot| {
+            singles: Singles(Prepared::new(Operation::WriteImm, |slot| {
                 (WrId::new(Kind::Single, 0, slot, 0).0, Flags::SIGNALED)
             })),
             lane_of,
@@ -247,7 +247,9 @@ impl SendComm {
         let head = match self.fifo.front(slot, sequence) {
             Front::One(head) => head,
             // Without a limit the FIFO may have long entries, of which this says nothing.
-            Front::Empty if self.simple_limit != 0 => return Start::WouldBlock,
+            Front::Empty if self.simple_limit != 0 && size <= i32::MAX as usize => {
+                return Start::WouldBlock;
+            }
             Front::Empty | Front::Several => return Start::General,
         };
         let (limit, wanted) = head.len_and_tag();
@@ -272,7 +274,7 @@ impl SendComm {
         hand_out(request);
         self.next = sequence;
         self.bytes += u64::from(size);
-        match lane.qp().post_write(&mut self.singles.0, slot) {
+        match lane.qp().post_prepared(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
                 self.post_errno = errno;

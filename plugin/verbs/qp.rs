@@ -4,7 +4,7 @@ use super::sys::{
     QPT_RC, ibv_ah_attr, ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr, mask, qp_state,
 };
-use super::wr::{RecvChain, SendChain, WriteTable};
+use super::wr::{Prepared, RecvChain, SendChain};
 use super::{CompletionQueue, ProtectionDomain, errno, log_destroy};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
@@ -287,9 +287,9 @@ impl QueuePair {
     /// # Errors
     /// As [`Self::post_send`].
     #[inline(always)]
-    pub fn post_write<const N: usize>(
+    pub fn post_prepared<const N: usize>(
         &self,
-        table: &mut WriteTable<N>,
+        table: &mut Prepared<N>,
         index: usize,
     ) -> std::result::Result<(), i32> {
         let mut bad = MaybeUninit::uninit();

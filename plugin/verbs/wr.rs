@@ -153,16 +153,27 @@ impl SendChain {
     }
 }
 
-/// RDMA writes with one SGE each, whose constant parts are filled once.
+/// What the entries of a [`Prepared`] table are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// RDMA writes.
+    Write,
+    /// RDMA writes with immediate.
+    WriteImm,
+    /// RDMA reads.
+    Read,
+}
+
+/// Work requests with one SGE each, whose constant parts are filled once.
 #[expect(missing_debug_implementations, reason = "raw work requests")]
-pub struct WriteTable<const N: usize>(Box<[Slot; N]>);
+pub struct Prepared<const N: usize>(Box<[Slot; N]>);
 
 // SAFETY: the pointers inside lead only into the owned array.
-unsafe impl<const N: usize> Send for WriteTable<N> {}
+unsafe impl<const N: usize> Send for Prepared<N> {}
 
-impl<const N: usize> WriteTable<N> {
-    /// Writes, with immediate if asked for; entry `index` has the identifier and flags that `constant` gives.
-    pub fn new(with_imm: bool, constant: impl Fn(usize) -> (u64, Flags)) -> Self {
+impl<const N: usize> Prepared<N> {
+    /// A table in which entry `index` has the identifier and flags that `constant` gives.
+    pub fn new(operation: Operation, constant: impl Fn(usize) -> (u64, Flags)) -> Self {
         // SAFETY: work requests and SGEs are integers, raw pointers and unions of these: all-zero is a value.
         let mut slots =
             Box::new(std::array::from_fn::<_, N, _>(|_| unsafe { std::mem::zeroed::<Slot>() }));
@@ -172,7 +183,11 @@ impl<const N: usize> WriteTable<N> {
             slot.wr.send_flags = flags.0;
             slot.wr.sg_list = &raw mut slot.sge;
             slot.wr.num_sge = 1;
-            slot.wr.opcode = if with_imm { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
+            slot.wr.opcode = match operation {
+                Operation::Write => WR_RDMA_WRITE,
+                Operation::WriteImm => WR_RDMA_WRITE_WITH_IMM,
+                Operation::Read => WR_RDMA_READ,
+            };
         }
         Self(slots)
     }
@@ -187,6 +202,13 @@ impl<const N: usize> WriteTable<N> {
         sge.lkey = local.lkey;
         wr.imm_data_invalidated_rkey_union =
             imm_data_invalidated_rkey_union_t { imm_data: imm.to_le() };
+        wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    }
+
+    /// Fills the remote side of entry `index` modulo `N`.
+    #[inline(always)]
+    pub fn set_remote(&mut self, index: usize, remote: Remote) {
+        let wr = &mut self.0[index % N].wr;
         wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
     }
 
