@@ -8,7 +8,7 @@ LLVM := $(firstword $(wildcard /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/li
 export LIBCLANG_PATH ?= $(LLVM)
 PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind g++ binutils
 
-.PHONY: all deps dist test lint header clean
+.PHONY: all deps dist test lint loom header clean
 
 all: dist
 
@@ -16,6 +16,7 @@ include bench/bench.mk
 include softrnic/softrnic.mk
 include ffi-tests/ffi.mk
 include lab/lab.mk
+include fuzz/fuzz.mk
 
 # Installs what is missing, or says exactly what to run.
 deps:
@@ -48,6 +49,7 @@ TEST_FEATURES := --features pinrail/provoke-panic
 # Formatting first: it needs nothing built.
 lint: deps
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --test lab $(TEST_FEATURES) -- -D warnings
 
 # Every check but the kernel lab (`make lab`), cheapest first. Two profiles are built: release, which ships, and dev for
@@ -55,6 +57,10 @@ lint: deps
 test: lint
 	@$(MAKE) --no-print-directory dist ffi-programs
 	cargo test --workspace $(TEST_FEATURES)
+
+# The model checks alone; `test` includes them.
+loom:
+	cargo test -p pinrail-loom
 
 clean: lab-clean
 	cargo clean

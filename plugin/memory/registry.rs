@@ -9,11 +9,11 @@
 use super::page::page_size;
 use super::ranges::Ranges;
 use crate::error::{Error, Result};
+use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
 use crossbeam_utils::CachePadded;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// One live registration. Deregistered when the last user drops it.
