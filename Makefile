@@ -6,15 +6,17 @@ TARGET := target/$(PROFILE)
 # rdma-sys fails with libclang 16 and later.
 LLVM := $(firstword $(wildcard /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/lib64/llvm14/lib /usr/lib64/llvm15/lib))
 export LIBCLANG_PATH ?= $(LLVM)
-PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind
+PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind g++ binutils
 
-.PHONY: all deps dist test bench bench-cpu lint header clean
+.PHONY: all deps dist test lint loom header clean
 
 all: dist
 
--include bench/bench.mk
--include softrnic/softrnic.mk
--include ffi-tests/ffi.mk
+include bench/bench.mk
+include softrnic/softrnic.mk
+include ffi-tests/ffi.mk
+include lab/lab.mk
+include fuzz/fuzz.mk
 
 # Installs what is missing, or says exactly what to run.
 deps:
@@ -40,6 +42,26 @@ plugin:
 header: deps
 	UPDATE=1 cargo test --test header
 
-lint:
+# The tests that need the entry point which panics find it in the library that `cargo test` builds for itself. dist/ is
+# built in another profile and without the feature, which a test checks on the file.
+TEST_FEATURES := --features pinrail/provoke-panic
+
+# Formatting first: it needs nothing built.
+lint: deps
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	cargo clippy --workspace --all-targets --test lab $(TEST_FEATURES) -- -D warnings
+
+# Every check but the kernel lab (`make lab`), cheapest first. Two profiles are built: release, which ships, and dev for
+# lint and tests.
+test: lint
+	@$(MAKE) --no-print-directory dist ffi-programs
+	cargo test --workspace $(TEST_FEATURES)
+
+# The model checks alone; `test` includes them.
+loom:
+	cargo test -p pinrail-loom
+
+clean: lab-clean
+	cargo clean
+	rm -rf $(DIST)

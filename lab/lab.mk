@@ -3,7 +3,7 @@
 
 # The list that CI runs, on the plugin that ships.
 lab: dist ffi-programs bench-build
-	cargo test --test lab -- --ignored --test-threads=1 --nocapture
+	cargo test --workspace $(TEST_FEATURES) --test lab -- --test-threads=1 --nocapture
 
 lab-build:
 	lab/build stable

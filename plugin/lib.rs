@@ -16,6 +16,7 @@ pub mod error;
 pub mod host;
 pub mod log;
 pub mod memory;
+pub mod sync;
 pub mod thread;
 pub mod transport;
 pub mod verbs;

@@ -6,7 +6,7 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -287,36 +287,40 @@ programs! {
     }
 }
 
-/// A build of the plugin that has the entry point which panics; in a target folder of its own, so that it can never be
-/// taken for the product.
+/// A build of the plugin that has the entry point which panics: the one that cargo made for these tests when they are
+/// built with the feature, as `make test` does; else one in a target folder of its own.
 fn panicking_plugin() -> &'static str {
     static BUILT: OnceLock<String> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let folder = common::root().join("target/provoke-panic");
-        // The compiler of this very cargo, also when the test binary is started by hand.
-        let done = Command::new(env!("CARGO"))
-            .env("RUSTC", Path::new(env!("CARGO")).with_file_name("rustc"))
-            .args([
-                "build",
-                "--quiet",
-                "--lib",
-                "--package",
-                "pinrail",
-                "--features",
-                "provoke-panic",
-                "--target-dir",
-            ])
-            .arg(&folder)
-            .current_dir(common::root())
-            .output()
-            .expect("cargo starts");
-        assert!(
-            done.status.success(),
-            "the build with provoke-panic fails:\n{}",
-            String::from_utf8_lossy(&done.stderr)
-        );
-        folder.join("debug/libnccl_net_pinrail.so").to_str().expect("a path of text").to_owned()
+        let folder = if cfg!(feature = "provoke-panic") {
+            let program = std::env::current_exe().expect("a program knows where it is");
+            program.parent().expect("a program lies in a folder").to_owned()
+        } else {
+            build_panicking_plugin()
+        };
+        let path = folder.join("libnccl_net_pinrail.so");
+        assert!(path.exists(), "{} is missing", path.display());
+        path.to_str().expect("a path of text").to_owned()
     })
+}
+
+fn build_panicking_plugin() -> PathBuf {
+    let folder = common::root().join("target/provoke-panic");
+    // The compiler of this very cargo, also when the test binary is started by hand.
+    let done = Command::new(env!("CARGO"))
+        .env("RUSTC", Path::new(env!("CARGO")).with_file_name("rustc"))
+        .args(["build", "--quiet", "--lib", "--package", "pinrail"])
+        .args(["--features", "provoke-panic", "--target-dir"])
+        .arg(&folder)
+        .current_dir(common::root())
+        .output()
+        .expect("cargo starts");
+    assert!(
+        done.status.success(),
+        "the build with provoke-panic fails:\n{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    folder.join("debug")
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The kernel lab (docs/kernel-lab.md): a real kernel's RDMA stack in an emulated guest.
 //!
-//! Needs a Debian host and minutes, so it runs only when asked for: `make lab`. It never skips itself: a guest that
-//! cannot be built or does not boot is a failure.
+//! Needs a Debian host and minutes, so Cargo.toml keeps it out of a plain `cargo test` and `make lab` runs it. It never
+//! skips itself: a guest that cannot be built or does not boot is a failure.
 
 use std::process::{Command, Output, Stdio};
 
@@ -29,7 +29,6 @@ fn list(script: &str, args: &[&str]) {
 }
 
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn output_arguments_and_exit_code_come_through() {
     let script = r#"printf '%s|' "$0" "$@"; echo; echo to stderr >&2; pwd; touch Cargo.toml 2>/dev/null || echo read-only; exit 7"#;
     let output = guest(&["--timeout", "60", "--", "bash", "-c", script, "a b", "", "$c", "'d'"]);
@@ -40,7 +39,6 @@ fn output_arguments_and_exit_code_come_through() {
 }
 
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn a_command_past_its_limit_is_ended() {
     let output = guest(&["--no-rdma", "--timeout", "3", "--", "echo begun; sleep 1000"]);
     assert_eq!(text(&output.stdout), "begun\n");
@@ -49,7 +47,6 @@ fn a_command_past_its_limit_is_ended() {
 }
 
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn a_crashed_guest_is_no_result() {
     let output = guest(&["--no-rdma", "--timeout", "60", "--", "echo c >/proc/sysrq-trigger"]);
     assert_eq!(output.status.code(), Some(125));
@@ -61,34 +58,29 @@ fn a_crashed_guest_is_no_result() {
 }
 
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
 
 /// The shipped plugin with the distribution's libibverbs: every table, one and four queue pairs.
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn the_plugin_moves_data_through_the_kernel() {
     list("ffi", &["--", "transfer:hello", "transfer:sizes_1_qp:v12", "transfer:sizes_4_qps:v12"]);
 }
 
 /// Both ends of the bench; every byte of its checked pass.
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn the_bench_runs_through_the_kernel() {
     list("bench", &[]);
 }
 
 /// Each kind of first pin on pages that must stay movable, in a CMA reserve and in ZONE_MOVABLE.
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn the_first_pin_decides_whether_a_page_registers() {
     list("matrix", &["--tries", "3", "cma", "zone"]);
 }
 
 #[test]
-#[ignore = "boots a guest: make lab"]
 fn rdma_core_withholds_pages_from_children() {
     list("fork", &[]);
 }

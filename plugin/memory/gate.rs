@@ -6,7 +6,7 @@
 
 use super::page::{PageOwned, Word, page_size};
 use crate::error::Result;
-use std::sync::atomic::Ordering;
+use crate::sync::{OBSERVE, Ordering, PUBLISH};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a communicator's word says.
@@ -104,7 +104,7 @@ impl Gate {
         };
         let page = Arc::clone(&slab.pages[index / per_page]);
         let word = Word::new(page, index % per_page * size_of::<u32>());
-        word.store(OPEN, Ordering::Release);
+        word.store(OPEN, PUBLISH);
         Ok(Self { word, _slot: Arc::new(Slot(index)) })
     }
 
@@ -116,7 +116,7 @@ impl Gate {
 
     /// What the word says.
     pub fn state(&self) -> GateState {
-        GateState::from_word(self.word.load(Ordering::Acquire))
+        GateState::from_word(self.word.load(OBSERVE))
     }
 
     /// Records that something happened; the first report stays, except that the communicator's own failure is final. A
@@ -124,7 +124,7 @@ impl Gate {
     pub fn report(&self, state: GateState) {
         let failed = state == GateState::Failed && self.state() != GateState::Forked;
         if self.is_open() || failed {
-            self.word.store(state.word(), Ordering::Release);
+            self.word.store(state.word(), PUBLISH);
         }
     }
 }

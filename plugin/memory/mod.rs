@@ -2,6 +2,7 @@
 
 pub mod gate;
 pub mod page;
+mod ranges;
 pub mod region;
 pub mod registry;
 

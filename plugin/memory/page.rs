@@ -8,12 +8,12 @@
 //! access is atomic or volatile and no reference to plain data is ever handed out.
 
 use crate::error::{Error, Result};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
 };
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The machine's page size in bytes.
 pub fn page_size() -> usize {

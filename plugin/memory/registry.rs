@@ -2,18 +2,18 @@
 //!
 //! NCCL registers the same buffers again for every connection, so a range that an existing registration covers with
 //! the same access is shared. Identity includes the access bits: a strongly ordered request is never served by a
-//! relaxed region. The tree is an augmented interval tree, so that lookups stay logarithmic and keep their order under
-//! any sequence of registrations and drops. No lock is held across a verbs call: one slow pin does not block others.
+//! relaxed region. No lock is held across a verbs call: one slow pin does not block others.
 //!
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
 use super::page::page_size;
+use super::ranges::Ranges;
 use crate::error::{Error, Result};
+use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
-use iset::IntervalMap;
+use crossbeam_utils::CachePadded;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// One live registration. Deregistered when the last user drops it.
@@ -47,14 +47,13 @@ impl Drop for Registered {
     }
 }
 
-type Tree = IntervalMap<usize, Vec<(Access, Weak<Registered>)>>;
-
 /// The shared registrations of one protection domain, by address.
 pub struct Registry {
     pd: Arc<ProtectionDomain>,
-    tree: Mutex<Tree>,
+    ranges: CachePadded<Mutex<Ranges<Registered>>>,
     registrations: AtomicU64,
-    hits: AtomicU64,
+    /// Counted without the lock, so on a line of its own: it must not take the lock's line from who holds it.
+    hits: CachePadded<AtomicU64>,
 }
 
 impl Registry {
@@ -62,9 +61,9 @@ impl Registry {
     pub fn new(pd: &Arc<ProtectionDomain>) -> Arc<Self> {
         Arc::new(Self {
             pd: Arc::clone(pd),
-            tree: Mutex::new(IntervalMap::new()),
+            ranges: CachePadded::default(),
             registrations: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
+            hits: CachePadded::default(),
         })
     }
 
@@ -73,8 +72,8 @@ impl Registry {
         &self.pd
     }
 
-    fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ranges(&self) -> MutexGuard<'_, Ranges<Registered>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
@@ -89,7 +88,7 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         let (start, end) = page_range(addr, len)?;
-        if let Some(found) = covering(&self.tree(), start, end, access) {
+        if let Some(found) = self.ranges().covering(start, end, access) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(found);
         }
@@ -100,14 +99,14 @@ impl Registry {
             end,
             shared_in: Arc::downgrade(self),
         });
-        let mut tree = self.tree();
+        let mut ranges = self.ranges();
         // Somebody else may have registered the range meanwhile. Theirs is shared, ours dropped after the lock.
-        if let Some(found) = covering(&tree, start, end, access) {
-            drop(tree);
+        if let Some(found) = ranges.covering(start, end, access) {
+            drop(ranges);
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(found);
         }
-        tree.entry(start..end).or_default().push((access, Arc::downgrade(&new)));
+        ranges.add(start, end, access, &new);
         self.registrations.fetch_add(1, Ordering::Relaxed);
         Ok(new)
     }
@@ -132,23 +131,12 @@ impl Registry {
     }
 
     fn forget(&self, gone: &Registered) {
-        let mut tree = self.tree();
-        let range = gone.start..gone.end;
-        if let Some(entries) = tree.get_mut(range.clone()) {
-            // The one being dropped no longer upgrades; another registration of the same range still does.
-            entries.retain(|(_, weak)| weak.strong_count() != 0);
-            if entries.is_empty() {
-                tree.remove(range);
-            }
-        }
+        self.ranges().forget(gone.start, gone.end);
     }
 
     /// Distinct live shared registrations.
     pub fn live(&self) -> usize {
-        self.tree()
-            .values(..)
-            .map(|v| v.iter().filter(|(_, w)| w.strong_count() != 0).count())
-            .sum()
+        self.ranges().live()
     }
 
     /// (registrations made, requests served by an existing one) since the start.
@@ -179,14 +167,6 @@ fn page_range(addr: usize, len: usize) -> Result<(usize, usize)> {
         .and_then(|end| end.checked_next_multiple_of(page))
         .ok_or_else(|| wraps(addr, len))?;
     Ok((start, end))
-}
-
-fn covering(tree: &Tree, start: usize, end: usize, access: Access) -> Option<Arc<Registered>> {
-    tree.iter(start..=start)
-        .filter(|(range, _)| range.start <= start && end <= range.end)
-        .flat_map(|(_, entries)| entries)
-        .filter(|(have, _)| *have == access)
-        .find_map(|(_, weak)| weak.upgrade())
 }
 
 #[cfg(test)]

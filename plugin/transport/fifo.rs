@@ -17,9 +17,9 @@
 use crate::error::Result;
 use crate::memory::PageOwned;
 use crate::memory::region::MAX_RAILS;
+use crate::sync::{AtomicU32, AtomicU64, OBSERVE, Ordering, fence, read_half};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Receives that may be advertised and not complete.
 pub const SLOTS: usize = 32;
@@ -169,8 +169,8 @@ impl CreditFifo {
         // SAFETY: inside the mapping, see `short_half`; peers and devices are only met through atomics. The keys are
         // read alone as the two halves of the third word.
         let (words, rkeys) = unsafe { (half.as_ref(), half.byte_add(16).cast().as_ref()) };
-        // Acquire: see `read`.
-        let word = words[3].load(Ordering::Acquire);
+        // See `read`.
+        let word = words[3].load(OBSERVE);
         if word == pack(1, sequence) {
             Front::One(Head { words, rkeys })
         } else if unpack(word).1 == sequence {
@@ -208,26 +208,22 @@ impl CreditFifo {
     /// The entry if it carries `sequence`.
     pub fn read(&self, slot: usize, member: usize, sequence: u32) -> Option<Credit> {
         let at = self.offset(slot, member);
-        // Acquire: pairs with the adapter's in-order write of the half. What is read below was written before.
-        let (members, seen) = unpack(self.pages.u64_at(at + 24).load(Ordering::Acquire));
-        if seen != sequence {
-            return None;
-        }
+        let half = |at: usize| {
+            // Pairs with the adapter's in-order write of the half. What is read after its end was written before.
+            let word = |index: usize| self.pages.u64_at(at + index * size_of::<u64>());
+            read_half(word, |last| unpack(last).1 == sequence)
+        };
+        let [addr, len_and_tag, first, last] = half(at)?;
         let mut rkeys = [0; MAX_RAILS];
+        (rkeys[0], rkeys[1]) = unpack(first);
         if self.stride > HALF {
-            let (_, tail) = unpack(self.pages.u64_at(at + HALF + 24).load(Ordering::Acquire));
-            if tail != sequence {
-                return None;
-            }
-            for pair in 0..3 {
-                let word = self.pages.u64_at(at + HALF + 8 * pair).load(Ordering::Relaxed);
-                (rkeys[2 + 2 * pair], rkeys[3 + 2 * pair]) = unpack(word);
+            for (pair, word) in (1..MAX_RAILS / 2).zip(half(at + HALF)?) {
+                (rkeys[2 * pair], rkeys[2 * pair + 1]) = unpack(word);
             }
         }
-        let addr = u64::from_le(self.pages.u64_at(at).load(Ordering::Relaxed));
-        let (len, tag) = unpack(self.pages.u64_at(at + 8).load(Ordering::Relaxed));
-        (rkeys[0], rkeys[1]) = unpack(self.pages.u64_at(at + 16).load(Ordering::Relaxed));
-        Some(Credit { addr, len, tag, rkeys, members, sequence: seen })
+        let (len, tag) = unpack(len_and_tag);
+        let (members, sequence) = unpack(last);
+        Some(Credit { addr: u64::from_le(addr), len, tag, rkeys, members, sequence })
     }
 
     /// Fills an entry of the local copy, from which it is written to the peer.
@@ -289,8 +285,8 @@ impl SizeRecords {
 
     /// Reads the sizes of the first `members` members. Called after the completion that follows the record.
     pub fn read(&self, slot: usize, members: usize) -> [u32; MEMBERS] {
-        // Acquire: pairs with the peer's write, which its completion said is here.
-        fence(Ordering::Acquire);
+        // Pairs with the peer's write, which its completion said is here.
+        fence(OBSERVE);
         let mut sizes = [0; MEMBERS];
         for (member, size) in sizes.iter_mut().enumerate().take(members) {
             *size = u32::from_le(self.word(slot, member).load(Ordering::Relaxed));

@@ -1,4 +1,5 @@
 //! What the integration tests share: where the artefacts are, and how a C test program is built and run.
+#![allow(dead_code)] // Each test program uses a part.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,68 @@
+//! Address ranges with the access they were registered for, and who keeps each alive.
+//!
+//! An augmented interval tree: lookups stay logarithmic, and order is kept under any sequence of additions and
+//! removals. It holds weak references only. A range ends when its last user is gone, not when the tree says so.
+
+use crate::verbs::mr::Access;
+use iset::IntervalMap;
+use std::sync::{Arc, Weak};
+
+/// Live values by the range they cover.
+#[derive(Debug)]
+pub struct Ranges<T> {
+    tree: IntervalMap<usize, Vec<(Access, Weak<T>)>>,
+}
+
+impl<T> Default for Ranges<T> {
+    fn default() -> Self {
+        Self { tree: IntervalMap::new() }
+    }
+}
+
+impl<T> Ranges<T> {
+    /// A live value whose range holds all of `start..end` and whose access is exactly `access`.
+    pub fn covering(&self, start: usize, end: usize, access: Access) -> Option<Arc<T>> {
+        self.tree
+            .iter(start..=start)
+            .filter(|(range, _)| range.start <= start && end <= range.end)
+            .flat_map(|(_, entries)| entries)
+            .filter(|(have, _)| *have == access)
+            .find_map(|(_, weak)| weak.upgrade())
+    }
+
+    /// Adds a value for `start..end`, which is not empty.
+    pub fn add(&mut self, start: usize, end: usize, access: Access, value: &Arc<T>) {
+        self.tree.entry(start..end).or_default().push((access, Arc::downgrade(value)));
+    }
+
+    /// Removes what is no longer alive of exactly `start..end`. Called by a value that is being dropped, which no
+    /// longer upgrades; another value for the same range still does.
+    pub fn forget(&mut self, start: usize, end: usize) {
+        if let Some(entries) = self.tree.get_mut(start..end) {
+            entries.retain(|(_, weak)| weak.strong_count() != 0);
+            if entries.is_empty() {
+                self.tree.remove(start..end);
+            }
+        }
+    }
+
+    /// Values that are alive.
+    pub fn live(&self) -> usize {
+        self.tree
+            .values(..)
+            .map(|entries| entries.iter().filter(|(_, weak)| weak.strong_count() != 0).count())
+            .sum()
+    }
+
+    /// Whether nothing is remembered, neither alive nor gone.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.tree.is_empty()
+    }
+
+    /// The remembered ranges in order of their start.
+    #[cfg(test)]
+    pub fn ordered(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.tree.intervals(..).map(|range| (range.start, range.end))
+    }
+}
