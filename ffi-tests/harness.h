@@ -167,7 +167,7 @@ int log_matches_since(size_t mark, const char *text);
 struct census {
     int threads;
     int descriptors;
-    int sockets; /* of the descriptors: sockets, event and epoll descriptors */
+    int megabytes; /* of address space */
 };
 struct census census_take(void);
 bool is_mapped(const char *path_fragment);

@@ -30,6 +30,8 @@ static void expect_clean(struct census before)
     if (now.threads != before.threads || now.descriptors != before.descriptors) census_print("left over");
     CHECK_EQ(now.threads, before.threads);
     CHECK_EQ(now.descriptors, before.descriptors);
+    if (now.megabytes > before.megabytes + 256) /* libc keeps an arena of 64 MB and a stack per thread */
+        FAIL("%d MB of address space, %d MB before", now.megabytes, before.megabytes);
     struct rnic_counts counts = rnic_counts();
     CHECK_EQ(counts.mrs, 0);
     CHECK_EQ(counts.qps, 0);

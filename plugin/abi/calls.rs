@@ -361,7 +361,7 @@ pub unsafe fn isend(
     handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    if !comm.is_null() && !handle.is_null() && !request.is_null() && size <= MAX_MESSAGE {
+    if !comm.is_null() && !handle.is_null() && !request.is_null() {
         // SAFETY: not NULL, and as the module text says.
         let usual =
             unsafe { (objects::data_or_none::<SendComm>(comm), objects::region_or_none(handle)) };
@@ -369,7 +369,7 @@ pub unsafe fn isend(
             let (addr, tag) = (data.addr() as u64, tag.cast_unsigned());
             // SAFETY: an out-pointer of the call, not NULL.
             let hand_out = |started: &Request| unsafe { request.write(pointer(started)) };
-            match comm.try_isend(addr, size as u32, tag, region, hand_out) {
+            match comm.try_isend(addr, size, tag, region, hand_out) {
                 Start::Started => return SUCCESS,
                 Start::Failed => return isend_failed(comm),
                 Start::WouldBlock => {
@@ -689,6 +689,13 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
 unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    if request.state() == State::DONE && request.is_own() {
+        request.put_own();
+        request.set_answer(done.expose_provenance(), sizes.expose_provenance());
+        // SAFETY: the answer's pointers are those of this test; the slots' own requests have one member.
+        unsafe { answer_one(request) };
+        return SUCCESS;
+    }
     if request.state() == State::DONE {
         // SAFETY: a complete request belongs to a live communicator.
         match unsafe { objects::owner_of(request) } {
@@ -720,18 +727,18 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
         Some(Owner::Send(comm)) => {
             if comm.settle(0) {
                 if request.state() == State::DONE {
-                    comm.put(request);
+                    request.put_own();
                     // SAFETY: the answer's pointers were given to this test.
                     unsafe { answer_one(request) };
                 }
                 return SUCCESS;
             }
         }
-        // Only one-member requests are settled, and this one was pending before: done means one member.
+        // Only usual requests are settled, and this one was pending before: done means that it is one.
         Some(Owner::Recv(comm)) => {
-            if comm.settle(0) {
+            if comm.settle::<false>(0) {
                 if request.state() == State::DONE {
-                    comm.put(request);
+                    request.put_own();
                     // SAFETY: the answer's pointers were given to this test.
                     unsafe { answer_one(request) };
                 }
@@ -757,7 +764,7 @@ unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
             }
         }
         Some(Owner::Recv(comm)) => {
-            while settled < count && comm.settle(settled) {
+            while settled < count && comm.settle::<true>(settled) {
                 settled += 1;
             }
         }

@@ -73,7 +73,8 @@ impl Connecting {
         let settings = &transport.settings;
         let dial = Dial::start(handle.addr)?;
         let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
-        let sizes = Sizes { send: SEND_DEPTH, recv: 0, extra: 0, inline: INLINE };
+        let sizes =
+            Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
         let stride = fifo::stride(handle.rails.into());
         let setup = Setup::new(rails, lanes, stride, sizes, settings)?;
         Ok(Self {

@@ -25,6 +25,8 @@ pub const MIN_RNR_TIMER: u8 = 12;
 pub struct Sizes {
     /// Send queue slots per lane.
     pub send: u32,
+    /// Those of them that the lane counts.
+    pub counted: u32,
     /// Receive queue slots per lane.
     pub recv: u32,
     /// Completions per rail beside those of the lanes.
@@ -50,7 +52,7 @@ pub struct Setup {
     /// Rails of this end.
     pub rails: Vec<Rail>,
     psns: Vec<u32>,
-    send_depth: u32,
+    counted: u32,
     /// Lanes that are ready to send.
     ready: usize,
     retry: Retry,
@@ -135,7 +137,7 @@ impl Setup {
             fifo,
             records,
             rails,
-            send_depth: sizes.send,
+            counted: sizes.counted,
             ready: 0,
             retry: Retry::default(),
         })
@@ -260,12 +262,12 @@ impl Setup {
     /// The queue pairs as lanes, and what must live as long as they.
     pub fn into_parts(self, remote_rails: usize) -> Parts {
         let rails = self.rails.len();
-        let depth = self.send_depth;
+        let depth = self.counted;
         let lanes = self
             .qps
             .into_iter()
             .enumerate()
-            .map(|(lane, qp)| Lane::new(qp, lane, lane % rails, lane % remote_rails, depth))
+            .map(|(lane, qp)| Lane::new(qp, lane % rails, lane % remote_rails, depth))
             .collect();
         Parts {
             lanes,

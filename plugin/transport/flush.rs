@@ -48,7 +48,7 @@ impl FlushQp {
         qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
         qp.to_rtr(&port.loopback(qp.number())?, super::connection::MIN_RNR_TIMER)?;
         qp.to_rts(0, settings.timeout, settings.retry_cnt)?;
-        Ok(Self { lane: Lane::new(qp, index, index, index, FLUSH_DEPTH), registered, scratch })
+        Ok(Self { lane: Lane::new(qp, index, index, FLUSH_DEPTH), registered, scratch })
     }
 
     /// The destination of the read.

@@ -3,9 +3,12 @@
 //! A slot of a send queue is free again only when a signalled work request posted after it has completed. So every
 //! signalled request carries its position, counted since the lane was made, and its completion frees everything up to
 //! there. A post is made only when there is room; the device's own "queue full" is never provoked.
+//!
+//! Work requests that belong to one of the receives in flight need no counting: there is at most one per receive, and
+//! the queue has slots set aside for all of them.
 
 use crate::verbs::QueuePair;
-use crate::verbs::wr::{SendChain, SingleWrite};
+use crate::verbs::wr::SendChain;
 
 /// What a completion is about, packed into a work request identifier.
 ///
@@ -16,7 +19,7 @@ pub struct WrId(pub u64);
 /// Kinds of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The only work request of a send with one member; the slot is its request.
+    /// The only work request of a one-member send; the slot is that of its receive.
     Single,
     /// The last work request of one part of a send.
     Part,
@@ -92,30 +95,12 @@ pub struct Lane {
     posted: u32,
     completed: u32,
     depth: u32,
-    /// The identifier of a one-member send without request and position.
-    single: u64,
-    /// The identifier of a credit without position.
-    progress: u64,
 }
 
 impl Lane {
-    /// A lane over a connected or connecting queue pair whose send queue has `depth` slots.
-    pub fn new(qp: QueuePair, index: usize, rail: usize, remote_rail: usize, depth: u32) -> Self {
-        let single = WrId::new(Kind::Single, index, 0, 0).0;
-        let progress = WrId::new(Kind::Progress, index, 0, 0).0;
-        Self { qp, rail, remote_rail, posted: 0, completed: 0, depth, single, progress }
-    }
-
-    /// The identifier of a work request that only frees slots, to be posted next.
-    #[inline(always)]
-    pub fn progress_id(&self) -> WrId {
-        WrId(self.progress | u64::from(self.next_position()))
-    }
-
-    /// The identifier of a one-member send for request number `request`, to be posted next.
-    #[inline(always)]
-    pub fn single_id(&self, request: u16) -> WrId {
-        WrId(self.single | u64::from(request) << 32 | u64::from(self.next_position()))
+    /// A lane over a connected or connecting queue pair with `depth` counted slots of its send queue.
+    pub fn new(qp: QueuePair, rail: usize, remote_rail: usize, depth: u32) -> Self {
+        Self { qp, rail, remote_rail, posted: 0, completed: 0, depth }
     }
 
     /// The queue pair.
@@ -148,17 +133,6 @@ impl Lane {
         #[expect(clippy::cast_possible_truncation, reason = "chains are far shorter than 2^32")]
         let count = count as u32;
         self.posted = self.posted.wrapping_add(count);
-        Ok(())
-    }
-
-    /// Posts one write; the caller saw that there is room.
-    ///
-    /// # Errors
-    /// The errno of ibv_post_send.
-    #[inline(always)]
-    pub fn post_single(&mut self, write: &mut SingleWrite) -> Result<(), i32> {
-        self.qp.post_single(write)?;
-        self.posted = self.posted.wrapping_add(1);
         Ok(())
     }
 

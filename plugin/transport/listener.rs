@@ -197,8 +197,13 @@ impl Listener {
                 hello.stride
             )));
         }
-        let sizes =
-            Sizes { send: CREDIT_DEPTH, recv: RECV_DEPTH, extra: FLUSH_DEPTH, inline: INLINE };
+        let sizes = Sizes {
+            send: CREDIT_DEPTH,
+            counted: 0,
+            recv: RECV_DEPTH,
+            extra: FLUSH_DEPTH,
+            inline: INLINE,
+        };
         Setup::new(rails, hello.lanes.len(), stride, sizes, &self.transport.settings)
             .map_err(|e| e.context(channel.peer()))
     }

@@ -8,27 +8,27 @@ use super::fifo::{Credit, CreditFifo, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
-use super::request::{Outcome, Request, RequestPool, Start};
+use super::request::{Outcome, Request, RequestPool, Start, State};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::wr::{Flags, Local, RecvChain, Remote, SendChain, SingleWrite};
+use crate::verbs::wr::{Flags, Local, RecvChain, Remote, SendChain, WriteTable};
 use std::sync::Arc;
 
-/// Requests of a receiving end: its receives and as many flushes.
+/// Requests of a receiving end beside the usual ones: its receives and as many flushes.
 const REQUESTS: u16 = 2 * SLOTS as u16;
 /// Receives posted with one doorbell when as many were consumed.
 pub const RECV_BATCH: u32 = SLOTS as u32;
 /// Receives posted on each lane. Every advertised receive consumes at most one per lane, and at most SLOTS are
 /// advertised; with up to a batch consumed and not yet replaced, SLOTS are always left.
 pub const RECV_DEPTH: u32 = SLOTS as u32 + RECV_BATCH;
-/// Credits of a lane between two signalled ones.
-const SIGNAL_EVERY: u32 = 16;
-/// Slots of a lane's send queue: all advertised receives and one stretch of unsignalled credits.
-pub const CREDIT_DEPTH: u32 = SLOTS as u32 + 2 * SIGNAL_EVERY;
+/// Slots of a lane's send queue. The credit of receive `k` belongs to slot `k` modulo [`SLOTS`] and goes over a lane
+/// chosen by the slot; the last of each lane per round of slots is signalled, and is not posted again before its
+/// completion was seen. So at most two rounds are outstanding.
+pub const CREDIT_DEPTH: u32 = 2 * SLOTS as u32;
 
 /// One member of a receive, as given to irecv.
 #[derive(Clone, Copy, Debug)]
@@ -60,18 +60,42 @@ pub struct Route {
     pub max_inline: u32,
 }
 
-/// A lane with its receives and what its credits always carry.
+/// A lane with its receives.
 struct RecvLane {
     lane: Lane,
     /// Receives consumed and not yet replaced.
     consumed: u32,
     refill: RecvChain,
-    /// Key of the local copy.
-    lkey: u32,
-    /// Key of the sender's FIFO.
-    fifo_rkey: u32,
-    /// The rail as a bit.
-    rail_bit: u32,
+    /// Whether any data came this way.
+    used: bool,
+}
+
+impl RecvLane {
+    /// A receive was consumed; the last of a batch is replaced with the whole batch.
+    #[inline(always)]
+    fn consume(&mut self) -> Result<(), i32> {
+        self.consumed += 1;
+        if self.consumed == RECV_BATCH { self.refill() } else { Ok(()) }
+    }
+
+    /// Whether the next receive to be consumed is the last of a batch.
+    #[inline(always)]
+    fn is_batch_end(&self) -> bool {
+        self.consumed == RECV_BATCH - 1
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self) -> Result<(), i32> {
+        self.consumed = 0;
+        self.used = true;
+        self.lane.qp().post_recv(&mut self.refill)
+    }
+
+    /// Whether any data came this way.
+    fn is_used(&self) -> bool {
+        self.used || self.consumed > 0
+    }
 }
 
 impl std::fmt::Debug for RecvLane {
@@ -80,59 +104,164 @@ impl std::fmt::Debug for RecvLane {
     }
 }
 
-/// Stands for the request of a receive that was completed early.
+/// The work request of each slot's credit, and how it goes.
+struct Credits {
+    writes: WriteTable<SLOTS>,
+    slots: [CreditSlot; SLOTS],
+    max_inline: u32,
+}
+
+/// How the credit of one slot goes.
+#[derive(Clone, Copy, Debug)]
+struct CreditSlot {
+    lane: u8,
+    /// Whether it makes a completion, which frees its lane's send queue up to it.
+    signalled: bool,
+    /// Whether that completion has not been seen yet.
+    awaited: bool,
+}
+
+impl Credits {
+    fn new(route: &Route, shadow: &CreditFifo) -> Self {
+        let lanes = route.lanes.len();
+        let slots: [CreditSlot; SLOTS] = std::array::from_fn(|slot| CreditSlot {
+            lane: (slot % lanes) as u8,
+            // The last slot of each lane.
+            signalled: slot + lanes >= SLOTS,
+            awaited: false,
+        });
+        let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
+        let mut credits = Self {
+            writes: WriteTable::new(false, |slot| (id(slot), Flags::SILENT)),
+            slots,
+            max_inline: route.max_inline,
+        };
+        for slot in 0..SLOTS {
+            let lane = &route.lanes[usize::from(slots[slot].lane)];
+            let (addr, rkeys) = (route.fifo_addr, &route.fifo_rkeys);
+            credits.shape(slot, 1, lane, &route.local, addr, rkeys, shadow);
+        }
+        credits
+    }
+
+    /// The lane of the credit of `slot`.
+    #[inline(always)]
+    fn lane(&self, slot: usize) -> usize {
+        self.slots[slot % SLOTS].lane.into()
+    }
+
+    /// Makes the work request of `slot` one for `members` members.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a route, which is taken apart meanwhile"
+    )]
+    fn shape(
+        &mut self,
+        slot: usize,
+        members: usize,
+        lane: &Lane,
+        local: &[Arc<Registered>],
+        fifo_addr: u64,
+        fifo_rkeys: &[u32],
+        shadow: &CreditFifo,
+    ) {
+        let len = (members * shadow.stride()) as u32;
+        let from = Local { addr: shadow.addr(slot, 0), len, lkey: local[lane.rail].lkey() };
+        let to = Remote {
+            addr: fifo_addr.wrapping_add(shadow.offset(slot, 0) as u64),
+            rkey: fifo_rkeys[lane.remote_rail],
+        };
+        let flags = if len <= self.max_inline { Flags::SILENT.inline() } else { Flags::SILENT };
+        self.writes.prepare(slot, from, to, flags.signaled_if(self.slots[slot].signalled));
+    }
+
+    /// Whether the credit of `slot` must wait for the completion of the one before.
+    #[inline(always)]
+    fn is_blocked(&self, slot: usize) -> bool {
+        self.slots[slot % SLOTS].awaited
+    }
+
+    /// Posts the credit of `slot`.
+    #[inline(always)]
+    fn post(&mut self, slot: usize, lane: &Lane) -> Result<(), i32> {
+        let at = &mut self.slots[slot % SLOTS];
+        at.awaited = at.signalled;
+        lane.qp().post_write(&mut self.writes, slot)
+    }
+
+    /// The credit of `slot` completed.
+    #[inline(always)]
+    fn complete(&mut self, slot: usize) {
+        self.slots[slot % SLOTS].awaited = false;
+    }
+}
+
+/// Stands for no request.
 const NO_REQUEST: u16 = u16::MAX;
-/// Set in [`Slot::awaited`] for a receive with one member.
-const ONE: u64 = 1 << 32;
-/// Set in [`Slot::awaited`] for a receive with several members.
-const SEVERAL: u64 = 2 << 32;
+/// In [`Slot::usual`]: nothing is awaited. No usual answer has this value, because it has a record.
+const NOTHING: u32 = u32::MAX;
+/// In [`Slot::usual`]: the answer to several members is awaited.
+const SEVERAL: u32 = u32::MAX - 1;
 
 /// One advertised receive.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// The immediate of the usual answer (one part, no record) with [`ONE`] or [`SEVERAL`] set; 0 when idle.
-    awaited: u64,
+    /// The immediate of the usual answer to a receive with one member: one part without a record. Or [`NOTHING`] or
+    /// [`SEVERAL`].
+    usual: u32,
     /// Bytes advertised for the only member.
     limit: u32,
-    /// The request that waits for it.
+    /// The request from the free list that waits for it. The usual receive has the slot's own instead, and one that
+    /// was completed early none.
     request: u16,
-    /// Number of members, where there are several.
+    /// Number of members.
     members: u8,
-    /// Parts that came in so far; 0 when idle.
+    /// Parts that came in so far.
     arrived: u8,
-    /// Their bytes; 0 when idle.
+    /// Their bytes.
     bytes: u32,
+    /// For several members: the immediate of one part without a record.
+    several: u32,
 }
 
-const IDLE: Slot =
-    Slot { awaited: 0, limit: 0, request: NO_REQUEST, members: 0, arrived: 0, bytes: 0 };
+const IDLE: Slot = Slot {
+    usual: NOTHING,
+    limit: 0,
+    request: NO_REQUEST,
+    members: 1,
+    arrived: 0,
+    bytes: 0,
+    several: 0,
+};
 
 impl Slot {
-    /// Starts waiting for the usual answer to a receive with one member.
+    /// Starts waiting, from idle, for the answer to a receive with one member.
     #[inline(always)]
-    fn await_one(&mut self, sequence: u32, limit: u32, request: u16) {
-        self.awaited = u64::from(Imm::new(sequence, 1, false).0) | ONE;
+    fn await_one(&mut self, sequence: u32, limit: u32) {
+        self.usual = Imm::new(sequence, 1, false).0;
         self.limit = limit;
-        self.request = request;
     }
 
-    /// Starts waiting for the answer to a receive with `members` members.
-    fn await_several(&mut self, sequence: u32, members: u8, request: u16) {
-        self.awaited = u64::from(Imm::new(sequence, 1, false).0) | SEVERAL;
+    /// Starts waiting, from idle, for the answer to a receive with `members` members, more than one.
+    fn await_several(&mut self, sequence: u32, members: u8) {
+        self.usual = SEVERAL;
+        self.several = Imm::new(sequence, 1, false).0;
         self.members = members;
-        self.request = request;
+    }
+
+    /// Whether a receive is outstanding.
+    #[inline(always)]
+    fn is_waiting(&self) -> bool {
+        self.usual != NOTHING
     }
 
     /// Whether `imm` ends a part of the receive that this slot waits for.
     fn is_answered_by(&self, imm: Imm) -> bool {
-        #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
-        let usual = self.awaited as u32;
-        self.awaited != 0 && imm.matches(usual)
-    }
-
-    /// Number of members.
-    fn members(&self) -> usize {
-        if self.awaited & SEVERAL != 0 { self.members.into() } else { 1 }
+        match self.usual {
+            NOTHING => false,
+            SEVERAL => imm.matches(self.several),
+            usual => imm.matches(usual),
+        }
     }
 }
 
@@ -154,21 +283,9 @@ pub struct RecvComm {
     pump: Pump,
     /// Number of the next receive.
     next: u32,
-    /// Lane of the next credit.
-    lane: usize,
-    last_lane: usize,
-    lanes: Vec<RecvLane>,
     shadow: CreditFifo,
-    shadow_addr: u64,
-    fifo_addr: u64,
-    /// Whether entries are one half long, as the usual case needs.
-    is_short: bool,
-    /// Flags of an unsignalled one-member credit.
-    one_flags: Flags,
-    max_inline: u32,
-    /// Rails that carried data, one bit each.
-    used_rails: u32,
-    credit: Credits,
+    credits: Credits,
+    lanes: Vec<RecvLane>,
     pool: RequestPool,
     slots: [Slot; SLOTS],
     records: SizeRecords,
@@ -176,24 +293,23 @@ pub struct RecvComm {
     flush_wrs: FlushWrs,
     flushes: u64,
     flushes_skipped: u64,
+    fifo_addr: u64,
+    fifo_rkeys: Vec<u32>,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
     /// Why the last [`Self::try_irecv`] could not post.
     post_errno: i32,
     // Dropped after the queue pairs.
-    _local: Vec<Arc<Registered>>,
+    local: Vec<Arc<Registered>>,
 }
-
-/// Scratch for posting credits.
-struct Credits(SingleWrite);
 
 /// Scratch for posting flushes.
 struct FlushWrs(SendChain);
 
 impl std::fmt::Debug for Credits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credits").finish_non_exhaustive()
+        f.debug_struct("Credits").field("slots", &self.slots).finish_non_exhaustive()
     }
 }
 
@@ -218,45 +334,40 @@ impl RecvComm {
         peer: Peer,
     ) -> Self {
         let pump = Pump::new(gate, cqs);
-        let lanes: Vec<_> = route
-            .lanes
-            .into_iter()
-            .enumerate()
+        let credits = Credits::new(&route, &shadow);
+        let lanes = route.lanes.into_iter().enumerate();
+        let lanes = lanes
             .map(|(index, lane)| RecvLane {
+                lane,
                 consumed: 0,
                 refill: receives(index),
-                lkey: route.local[lane.rail].lkey(),
-                fifo_rkey: route.fifo_rkeys[lane.remote_rail],
-                rail_bit: 1 << (lane.rail % MAX_RAILS),
-                lane,
+                used: false,
             })
             .collect();
         Self {
-            pool: RequestPool::new(REQUESTS, pump.rails()),
+            pool: {
+                let pool = RequestPool::new(REQUESTS, pump.rails());
+                // The usual case writes short entries; without the slots' own requests it does not happen.
+                if shadow.is_short() { pool } else { pool.without_own() }
+            },
             pump,
             next: 0,
-            lane: 0,
-            last_lane: lanes.len() - 1,
-            lanes,
-            shadow_addr: shadow.addr(0, 0),
-            is_short: shadow.is_short(),
-            one_flags: credit_flags(CreditFifo::SHORT, route.max_inline),
             shadow,
-            fifo_addr: route.fifo_addr,
-            max_inline: route.max_inline,
-            used_rails: 0,
-            credit: Credits(SingleWrite::new(false)),
+            credits,
+            lanes,
             slots: [IDLE; SLOTS],
             records,
             flush: route.flush,
             flush_wrs: FlushWrs(SendChain::new(1)),
             flushes: 0,
             flushes_skipped: 0,
+            fifo_addr: route.fifo_addr,
+            fifo_rkeys: route.fifo_rkeys,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
             post_errno: 0,
-            _local: route.local,
+            local: route.local,
         }
     }
 
@@ -295,41 +406,31 @@ impl RecvComm {
         hand_out: impl FnOnce(&Request),
     ) -> Start {
         let index = self.next as usize % SLOTS;
-        if !self.pump.gate().is_open() || self.slots[index].awaited != 0 || !self.is_short {
+        let slot = &mut self.slots[index];
+        if !self.pump.gate().is_open() || slot.is_waiting() {
             return Start::General;
         }
-        if !region.contains(addr, len.into()) {
+        let request = self.pool.own(index);
+        if !region.contains(addr, len.into())
+            || request.state() != State::FREE
+            || self.credits.is_blocked(index)
+        {
             return Start::General;
         }
-        let Some(lane) = self.lanes.get_mut(self.lane) else { return Start::General };
-        if lane.lane.is_full() {
-            return Start::General;
-        }
-        let Some(request) = self.pool.next() else { return Start::General };
+        let lane = self.lanes.get(self.credits.lane(index));
+        let Some(lane) = lane else { return Start::General };
         let sequence = self.next.wrapping_add(1);
         let rkeys = region.rkeys();
         self.shadow.fill_one(index, addr, len, tag, [rkeys[0], rkeys[1]], sequence);
-        let offset = CreditFifo::short_offset(index);
-        let id = lane.lane.progress_id();
-        let local = Local {
-            addr: self.shadow_addr.wrapping_add(offset),
-            len: CreditFifo::SHORT,
-            lkey: lane.lkey,
-        };
-        let remote = Remote { addr: self.fifo_addr.wrapping_add(offset), rkey: lane.fifo_rkey };
-        self.credit.0.set_plain(id.0, local, remote, self.one_flags.signaled_if(is_signalled(id)));
-        self.pool.commit(request, 1);
-        let mut waiting = request.index();
+        self.pool.take_own(request);
         if optional {
             request.set_size(0, len);
             request.complete();
-            waiting = NO_REQUEST;
         }
         hand_out(request);
-        self.slots[index].await_one(sequence, len, waiting);
+        slot.await_one(sequence, len);
         self.next = sequence;
-        self.lane = if self.lane == self.last_lane { 0 } else { self.lane + 1 };
-        match lane.lane.post_single(&mut self.credit.0) {
+        match self.credits.post(index, &lane.lane) {
             Ok(()) => Start::Started,
             Err(errno) => {
                 self.post_errno = errno;
@@ -356,10 +457,12 @@ impl RecvComm {
         }
         let index = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
-        let full = self.lanes[self.lane].lane.is_full();
-        if self.slots[index].awaited != 0 || full || !self.pool.has_free() {
+        if !self.can_advertise(index) {
+            // What is in the way may have completed without anybody asking.
             self.poll()?;
-            return Ok(None);
+            if !self.can_advertise(index) {
+                return Ok(None);
+            }
         }
         let count = members.len();
         let mut limit = 0;
@@ -383,34 +486,55 @@ impl RecvComm {
                 },
             );
         }
-        let lane = &mut self.lanes[self.lane];
-        let bytes = (count * self.shadow.stride()) as u32;
-        let id = lane.lane.progress_id();
-        let local = Local { addr: self.shadow.addr(index, 0), len: bytes, lkey: lane.lkey };
-        let remote = Remote {
-            addr: self.fifo_addr.wrapping_add(self.shadow.offset(index, 0) as u64),
-            rkey: lane.fifo_rkey,
-        };
-        let flags = credit_flags(bytes, self.max_inline).signaled_if(is_signalled(id));
-        self.credit.0.set_plain(id.0, local, remote, flags);
-        if let Err(errno) = lane.lane.post_single(&mut self.credit.0) {
+        if let Err(errno) = self.post_credit(index, count) {
             return Err(self.post_failed("ibv_post_send", errno));
         }
-        self.lane = (self.lane + 1) % self.lanes.len();
         self.next = sequence;
         // Cannot fail: a free request was seen above and nothing took it.
         let Some(request) = self.pool.take(count as u8) else { return Ok(None) };
         let taken = request.index();
+        let slot = &mut self.slots[index];
+        slot.request = taken;
         if count > 1 {
-            self.slots[index].await_several(sequence, count as u8, taken);
-        } else if optional {
-            request.set_size(0, limit);
-            request.complete();
-            self.slots[index].await_one(sequence, limit, NO_REQUEST);
+            slot.await_several(sequence, count as u8);
         } else {
-            self.slots[index].await_one(sequence, limit, taken);
+            slot.await_one(sequence, limit);
+            if optional {
+                request.set_size(0, limit);
+                request.complete();
+                slot.request = NO_REQUEST;
+            }
         }
-        Ok(self.pool.get(taken.into()))
+        Ok(self.pool.get(taken))
+    }
+
+    /// Whether slot `index` is free, with a credit and a request to be had.
+    fn can_advertise(&self, index: usize) -> bool {
+        let waiting = self.slots[index].is_waiting() || self.credits.is_blocked(index);
+        !waiting && self.pool.has_free()
+    }
+
+    /// Writes the entries of slot `index` into the sender's FIFO.
+    fn post_credit(&mut self, index: usize, members: usize) -> Result<(), i32> {
+        let lane = &self.lanes[self.credits.lane(index)].lane;
+        if members == 1 {
+            return self.credits.post(index, lane);
+        }
+        let shape = |credits: &mut Credits, members| {
+            credits.shape(
+                index,
+                members,
+                lane,
+                &self.local,
+                self.fifo_addr,
+                &self.fifo_rkeys,
+                &self.shadow,
+            );
+        };
+        shape(&mut self.credits, members);
+        let posted = self.credits.post(index, lane);
+        shape(&mut self.credits, 1);
+        posted
     }
 
     /// Starts a flush of what was received at `addr`, one byte inside `region`. `Ok(None)` with `false`: nothing to
@@ -427,8 +551,15 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
+        let carried = |rail: usize| self.lanes.iter().any(|l| l.lane.rail == rail && l.is_used());
+        let mut used = 0_u32;
+        for flush in self.flush.iter().filter(|f| carried(f.lane.rail)) {
+            used |= 1 << flush.lane.rail;
+        }
         // Before anything arrived nobody knows which rails will matter.
-        let used = if self.used_rails == 0 { u32::MAX } else { self.used_rails };
+        if used == 0 {
+            used = u32::MAX;
+        }
         let rails = self.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
             self.flushes_skipped += 1;
@@ -453,7 +584,7 @@ impl RecvComm {
             }
         }
         self.flushes += 1;
-        Ok(self.pool.get(index.into()))
+        Ok(self.pool.get(index))
     }
 
     /// Counts a flush call that had nothing to do.
@@ -463,31 +594,53 @@ impl RecvComm {
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
     /// one part. `false`: [`Self::completions`] must look at it and at those after it.
+    ///
+    /// `REFILL`: the last receive of a batch is taken note of too, and the next batch posted.
     #[inline(always)]
-    pub fn settle(&mut self, index: usize) -> bool {
+    pub fn settle<const REFILL: bool>(&mut self, index: usize) -> bool {
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
-        if !wc.is_success() || id.kind() != Some(Kind::Receive) {
+        if !wc.is_success() {
             return false;
+        }
+        match id.kind() {
+            Some(Kind::Receive) => {}
+            Some(Kind::Progress) => {
+                self.credits.complete(id.slot());
+                return true;
+            }
+            _ => return false,
         }
         let (imm, bytes) = (wc.imm(), wc.byte_len());
-        let slot = &mut self.slots[Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS];
+        let index = Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS;
+        let slot = &mut self.slots[index];
         let Some(lane) = self.lanes.get_mut(id.lane()) else { return false };
-        // The last receive of a batch is left to the general case, which posts the next batch.
-        if slot.awaited != u64::from(imm) | ONE
-            || bytes > slot.limit
-            || lane.consumed + 1 == RECV_BATCH
-        {
+        if slot.usual != imm || bytes > slot.limit || (!REFILL && lane.is_batch_end()) {
             return false;
         }
-        slot.awaited = 0;
-        if let Some(request) = self.pool.get(slot.request.into()) {
+        slot.usual = NOTHING;
+        let own = self.pool.own(index);
+        if own.is_pending() {
+            own.set_size(0, bytes);
+            own.complete();
+        } else if let Some(request) = self.pool.get(slot.request) {
+            slot.request = NO_REQUEST;
             request.set_size(0, bytes);
             request.complete();
         }
-        lane.consumed += 1;
-        self.used_rails |= lane.rail_bit;
+        if !REFILL {
+            lane.consumed += 1;
+        } else if let Err(errno) = lane.consume() {
+            self.late_failure("ibv_post_recv", errno);
+        }
         true
+    }
+
+    /// A failure where nothing can be returned: the next call reports it.
+    #[cold]
+    fn late_failure(&mut self, verb: &'static str, errno: i32) {
+        let error = self.post_failed(verb, errno);
+        tracing::warn!("{error}");
     }
 
     /// Takes a complete request of this communicator back.
@@ -501,7 +654,7 @@ impl RecvComm {
     /// # Errors
     /// The connection failed, or the request is not in flight.
     pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
-        if self.pool.get(index.into()).is_some_and(Request::is_pending) {
+        if self.pool.get(index).is_some_and(Request::is_pending) {
             if !self.pump.gate().is_open() {
                 self.attention(false)?;
             }
@@ -510,7 +663,7 @@ impl RecvComm {
         let outcome = self.pool.finish(index);
         let outcome = outcome
             .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
-        Ok((outcome, self.pool.get(index.into())))
+        Ok((outcome, self.pool.get(index)))
     }
 
     fn poll(&mut self) -> Result<Progress, Fault> {
@@ -553,16 +706,13 @@ impl RecvComm {
                 Some(Kind::Flush) => {
                     if let Some(flush) = self.flush.iter_mut().find(|f| f.lane.rail == id.lane()) {
                         flush.lane.complete(id.position());
-                        if let Some(request) = self.pool.get(id.slot()) {
+                        if let Some(request) = self.pool.get(id.slot() as u16) {
                             request.complete_part();
                         }
                     }
                 }
-                Some(Kind::Progress | Kind::Part | Kind::Single) => {
-                    if let Some(lane) = self.lanes.get_mut(id.lane()) {
-                        lane.lane.complete(id.position());
-                    }
-                }
+                Some(Kind::Progress) => self.credits.complete(id.slot()),
+                Some(Kind::Part | Kind::Single) => {}
                 None => {}
             }
         }
@@ -580,11 +730,11 @@ impl RecvComm {
         slot.arrived += 1;
         if u32::from(slot.arrived) == imm.parts() {
             let slot = std::mem::replace(slot, IDLE);
-            if !imm.has_record() && slot.members() == 1 {
+            if !imm.has_record() && slot.members == 1 {
                 if slot.bytes > slot.limit {
                     return Err(self.unexpected(imm));
                 }
-                if let Some(request) = self.pool.get(slot.request.into()) {
+                if let Some(request) = self.waiting(index, slot) {
                     request.set_size(0, slot.bytes);
                     request.complete();
                 }
@@ -593,13 +743,8 @@ impl RecvComm {
             }
         }
         let Some(at) = self.lanes.get_mut(lane) else { return Err(self.unexpected(imm)) };
-        self.used_rails |= at.rail_bit;
-        at.consumed += 1;
-        if at.consumed == RECV_BATCH {
-            at.consumed = 0;
-            if let Err(errno) = at.lane.qp().post_recv(&mut at.refill) {
-                return Err(self.post_failed("ibv_post_recv", errno));
-            }
+        if let Err(errno) = at.consume() {
+            return Err(self.post_failed("ibv_post_recv", errno));
         }
         Ok(())
     }
@@ -609,18 +754,24 @@ impl RecvComm {
         if !imm.has_record() {
             return Err(self.unexpected(imm));
         }
-        let members = slot.members();
+        let members = usize::from(slot.members);
         let sizes = self.records.read(index, members);
         if sizes[..members].iter().any(|s| i32::try_from(*s).is_err()) {
             return Err(self.unexpected(imm));
         }
-        if let Some(request) = self.pool.get(slot.request.into()) {
+        if let Some(request) = self.waiting(index, slot) {
             for (member, size) in sizes[..members].iter().enumerate() {
                 request.set_size(member, *size);
             }
             request.complete();
         }
         Ok(())
+    }
+
+    /// The request that waits for the receive of slot `index`.
+    fn waiting(&self, index: usize, slot: Slot) -> Option<&Request> {
+        let own = self.pool.own(index);
+        if own.is_pending() { Some(own) } else { self.pool.get(slot.request) }
     }
 
     #[cold]
@@ -682,17 +833,6 @@ fn out_of_region(posted: &Posted<'_>) -> Fault {
         }
         None => format!("irecv of {len} bytes at {addr:#x} without a memory handle"),
     }))
-}
-
-/// Whether the credit with this identifier makes a completion, which frees its lane's slots.
-#[inline(always)]
-fn is_signalled(id: WrId) -> bool {
-    id.position().is_multiple_of(SIGNAL_EVERY)
-}
-
-/// Flags of an unsignalled credit of `bytes`.
-fn credit_flags(bytes: u32, max_inline: u32) -> Flags {
-    if bytes <= max_inline { Flags::SILENT.inline() } else { Flags::SILENT }
 }
 
 /// The receives that are posted on lane `lane` in one go.

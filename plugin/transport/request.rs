@@ -4,7 +4,7 @@
 //! list, so that taking and returning one is constant and never allocates. A request's address is stable as long as
 //! its communicator lives, and a stale one is recognised by its state.
 
-use super::fifo::MEMBERS;
+use super::fifo::{MEMBERS, SLOTS};
 use std::cell::Cell;
 
 /// Where a request is, as the word it begins with. The upper bits mark memory as a request of this plugin.
@@ -12,14 +12,18 @@ use std::cell::Cell;
 pub struct State(u32);
 
 impl State {
+    /// Set in both pending states.
+    const PENDING_BIT: u32 = 0x10;
     /// In the free list.
     pub const FREE: Self = Self(0x5052_5100);
     /// Given out and not complete; polling one completion queue is all that test has to do.
-    pub const PENDING: Self = Self(0x5052_5101);
+    pub const PENDING: Self = Self(0x5052_5111);
     /// Given out and not complete, on several rails.
-    pub const PENDING_RAILS: Self = Self(0x5052_5102);
+    pub const PENDING_RAILS: Self = Self(0x5052_5112);
     /// Complete and not yet tested.
-    pub const DONE: Self = Self(0x5052_5103);
+    pub const DONE: Self = Self(0x5052_5101);
+    /// Not in use and not to be used.
+    pub const WITHHELD: Self = Self(0x5052_50ff);
 }
 
 /// What test() found.
@@ -49,9 +53,9 @@ pub enum Start {
 #[derive(Debug)]
 pub struct Request {
     state: Cell<State>,
-    next_free: Cell<u16>,
-    index: u8,
-    members: Cell<u8>,
+    index: u16,
+    /// Members while in use; the next in the free list while not.
+    link: Cell<u16>,
     owner: Cell<usize>,
     /// Where the test in progress wants its answer: kept here instead of in registers across the poll.
     answer: Cell<(usize, usize)>,
@@ -64,7 +68,7 @@ impl Request {
     /// Whether this memory looks like a request.
     #[inline(always)]
     pub fn is_valid(&self) -> bool {
-        (State::FREE.0..=State::DONE.0).contains(&self.state.get().0)
+        self.state.get().0 & !0x1f == State::FREE.0
     }
 
     /// Whether polling one completion queue is all that test has to do.
@@ -76,7 +80,7 @@ impl Request {
     /// Whether it was given out and is not complete.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        matches!(self.state.get(), State::PENDING | State::PENDING_RAILS)
+        self.state.get().0 & State::PENDING_BIT != 0
     }
 
     /// The owner's address, as given to the pool; opaque here.
@@ -97,10 +101,22 @@ impl Request {
         self.answer.get()
     }
 
+    /// Whether it belongs to a slot.
+    #[inline(always)]
+    pub fn is_own(&self) -> bool {
+        usize::from(self.index) < SLOTS
+    }
+
+    /// Takes back a complete request that belongs to a slot: it goes nowhere.
+    #[inline(always)]
+    pub fn put_own(&self) {
+        self.state.set(State::FREE);
+    }
+
     /// Position in its pool.
     #[inline]
     pub fn index(&self) -> u16 {
-        self.index.into()
+        self.index
     }
 
     /// Where it is.
@@ -112,7 +128,7 @@ impl Request {
     /// Number of members.
     #[inline(always)]
     pub fn members(&self) -> usize {
-        usize::from(self.members.get())
+        usize::from(self.link.get())
     }
 
     /// Bytes of member `index`; 0 where there is no such member.
@@ -148,87 +164,107 @@ impl Request {
     }
 }
 
-/// A fixed number of requests of one communicator.
+impl Request {
+    fn new(index: u16) -> Self {
+        Self {
+            state: Cell::new(State::FREE),
+            index,
+            link: Cell::new(1),
+            owner: Cell::new(0),
+            answer: Cell::new((0, 0)),
+            sizes: Default::default(),
+        }
+    }
+}
+
+/// A fixed number of requests of one communicator: one that belongs to each receive in flight, for the usual
+/// one-member transfer, and others in a free list for everything else.
 #[derive(Debug)]
 pub struct RequestPool {
-    requests: Box<[Request]>,
+    own: Box<[Request; SLOTS]>,
+    others: Box<[Request]>,
     free: Cell<u16>,
     pending: State,
 }
 
 impl RequestPool {
-    /// `capacity` free requests, at most 256, of a communicator with `rails` rails.
-    pub fn new(capacity: u16, rails: usize) -> Self {
-        let requests: Box<[_]> = (0..=u8::MAX)
-            .take(capacity.into())
-            .map(|index| Request {
-                state: Cell::new(State::FREE),
-                next_free: Cell::new(u16::from(index) + 1),
-                index,
-                members: Cell::new(0),
-                owner: Cell::new(0),
-                answer: Cell::new((0, 0)),
-                sizes: Default::default(),
-            })
-            .collect();
-        // The last one's successor is past the end, which `next` recognises like any other index.
-        let pending = if rails == 1 { State::PENDING } else { State::PENDING_RAILS };
-        Self { requests, free: Cell::new(0), pending }
+    /// One request per slot and `others` more, of a communicator with `rails` rails.
+    pub fn new(others: u16, rails: usize) -> Self {
+        let first = SLOTS as u16;
+        let list: Box<[_]> = (first..first + others).map(Request::new).collect();
+        for request in &list {
+            // The last one's successor is past the end, which `next` recognises like any other index.
+            request.link.set(request.index + 1);
+        }
+        Self {
+            own: Box::new(std::array::from_fn(|index| Request::new(index as u16))),
+            others: list,
+            free: Cell::new(first),
+            pending: if rails == 1 { State::PENDING } else { State::PENDING_RAILS },
+        }
+    }
+
+    /// The same pool with the slots' own requests out of use.
+    pub fn without_own(self) -> Self {
+        for request in self.own.iter() {
+            request.state.set(State::WITHHELD);
+        }
+        self
     }
 
     /// Tells every request whom it belongs to: the address that test() starts from.
     pub fn set_owner(&mut self, owner: usize) {
-        for request in &self.requests {
+        for request in self.own.iter().chain(&self.others) {
             request.owner.set(owner);
         }
     }
 
-    /// Whether one can be taken.
+    /// The request that belongs to `slot`.
     #[inline(always)]
+    pub fn own(&self, slot: usize) -> &Request {
+        &self.own[slot % SLOTS]
+    }
+
+    /// Takes the request that belongs to a slot, which is free.
+    #[inline(always)]
+    pub fn take_own(&self, request: &Request) {
+        request.state.set(self.pending);
+    }
+
+    /// Whether one can be taken from the free list.
     pub fn has_free(&self) -> bool {
-        self.next().is_some()
+        self.get(self.free.get()).is_some()
     }
 
-    /// The request that would be taken next; nothing is taken yet.
-    #[inline(always)]
-    pub fn next(&self) -> Option<&Request> {
-        self.requests.get(usize::from(self.free.get()))
-    }
-
-    /// Takes what [`Self::next`] returned, in state pending, with `members` members.
-    #[inline(always)]
-    pub fn commit(&self, next: &Request, members: u8) {
-        self.free.set(next.next_free.get());
-        next.state.set(self.pending);
-        next.members.set(members);
-    }
-
-    /// Takes a request with `members` members, in state pending.
+    /// Takes a request from the free list, in state pending, with `members` members.
     pub fn take(&self, members: u8) -> Option<&Request> {
-        let request = self.next()?;
-        self.commit(request, members);
+        let request = self.get(self.free.get())?;
+        self.free.set(request.link.get());
+        request.state.set(self.pending);
+        request.link.set(members.into());
         Some(request)
     }
 
     /// Request number `index`, if there is one.
-    #[inline(always)]
-    pub fn get(&self, index: usize) -> Option<&Request> {
-        self.requests.get(index)
+    pub fn get(&self, index: u16) -> Option<&Request> {
+        let index = usize::from(index);
+        match index.checked_sub(SLOTS) {
+            Some(index) => self.others.get(index),
+            None => self.own.get(index),
+        }
     }
 
     /// Takes request number `index` back if it is complete; `None` if it is not in flight.
-    #[inline]
     pub fn finish(&self, index: u16) -> Option<Outcome> {
-        let request = self.requests.get(usize::from(index))?;
+        let request = self.get(index)?;
         match request.state() {
             State::DONE => {
-                request.state.set(State::FREE);
-                request.next_free.set(self.free.get());
-                self.free.set(index);
-                Some(Outcome::Done(request.members()))
+                let members = request.members();
+                self.put(request);
+                Some(Outcome::Done(members))
             }
-            State::FREE => None,
-            _ => Some(Outcome::Pending),
+            State::PENDING | State::PENDING_RAILS => Some(Outcome::Pending),
+            _ => None,
         }
     }
 
@@ -236,13 +272,19 @@ impl RequestPool {
     #[inline(always)]
     pub fn put(&self, request: &Request) {
         request.state.set(State::FREE);
-        request.next_free.set(self.free.get());
-        self.free.set(request.index.into());
+        if !request.is_own() {
+            request.link.set(self.free.get());
+            self.free.set(request.index);
+        }
     }
 
     /// Requests given out.
     pub fn in_use(&self) -> usize {
-        self.requests.iter().filter(|r| r.state() != State::FREE).count()
+        self.own
+            .iter()
+            .chain(&self.others)
+            .filter(|r| r.is_pending() || r.state() == State::DONE)
+            .count()
     }
 }
 
@@ -253,7 +295,7 @@ mod tests {
     use std::collections::HashSet;
 
     proptest! {
-        /// Against a set: no request is given out twice, none is lost, addresses stay.
+        /// Against a set: no request is given out twice, none is lost, addresses stay, slots' own are left alone.
         #[test]
         fn behaves_as_a_set(capacity in 0..40_u16, actions in prop::collection::vec(any::<(bool, u16)>(), 0..200)) {
             let pool = RequestPool::new(capacity, 1);
@@ -264,19 +306,19 @@ mod tests {
                         Some(request) => {
                             prop_assert!(request.is_pending() && request.is_valid());
                             let index = request.index();
-                            prop_assert!(!out.contains(&index));
+                            prop_assert!(!out.contains(&index) && usize::from(index) >= SLOTS);
                             out.push(index);
                         }
                         None => prop_assert_eq!(out.len(), usize::from(capacity)),
                     }
                 } else if !out.is_empty() {
                     let index = out.swap_remove(usize::from(pick) % out.len());
-                    let before: *const Request = pool.get(index.into()).unwrap();
+                    let before: *const Request = pool.get(index).unwrap();
                     prop_assert_eq!(pool.finish(index), Some(Outcome::Pending));
-                    pool.get(index.into()).unwrap().complete();
+                    pool.get(index).unwrap().complete();
                     prop_assert_eq!(pool.finish(index), Some(Outcome::Done(1)));
                     prop_assert_eq!(pool.finish(index), None);
-                    prop_assert_eq!(before, std::ptr::from_ref(pool.get(index.into()).unwrap()));
+                    prop_assert_eq!(before, std::ptr::from_ref(pool.get(index).unwrap()));
                 }
                 prop_assert_eq!(pool.in_use(), out.len());
                 prop_assert_eq!(pool.has_free(), out.len() < usize::from(capacity));
@@ -284,6 +326,19 @@ mod tests {
             let distinct: HashSet<_> = out.iter().collect();
             prop_assert_eq!(distinct.len(), out.len());
         }
+    }
+
+    #[test]
+    fn a_slots_own_request_comes_back_by_itself() {
+        let pool = RequestPool::new(0, 1);
+        let request = pool.own(SLOTS + 3);
+        assert_eq!(request.index(), 3);
+        pool.take_own(request);
+        assert_eq!(pool.in_use(), 1);
+        request.complete();
+        assert_eq!(pool.finish(3), Some(Outcome::Done(1)));
+        assert_eq!(pool.finish(3), None);
+        assert!(!pool.has_free());
     }
 
     #[test]

@@ -7,21 +7,23 @@ use super::comm::{Peer, Progress, Watchdog, completion_error};
 use super::fifo::{Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
-use super::request::{Outcome, Request, RequestPool, Start};
+use super::request::{Outcome, Request, RequestPool, Start, State};
 use super::stripe::{self, Imm};
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::wr::{Flags, Local, Remote, SendChain, SingleWrite};
+use crate::verbs::wr::{Flags, Local, Remote, SendChain, WriteTable};
 use std::sync::Arc;
 
-/// Sends in flight: 32 receives of 8 members.
+/// Sends in flight beside the usual ones: 32 receives of 8 members.
 const REQUESTS: u16 = (SLOTS * MEMBERS) as u16;
-/// Slots of a lane's send queue: 32 single-member messages with a separate immediate each, and twice as many for
-/// bursts of members. Larger groups are posted in portions as slots come free.
-pub const SEND_DEPTH: u32 = 128;
+/// Slots of a lane's send queue: one for the usual answer to each receive in flight, which needs no counting, and
+/// [`COUNTED`] more. Larger groups are posted in portions as slots come free.
+pub const SEND_DEPTH: u32 = SLOTS as u32 + COUNTED;
+/// Slots of a lane's send queue for groups.
+pub const COUNTED: u32 = 96;
 /// Work requests posted with one doorbell.
 const CHAIN: usize = 16;
 
@@ -109,13 +111,14 @@ pub struct SendComm {
     fifo: CreditFifo,
     /// Number of the receive at the head of the FIFO.
     next: u32,
-    /// Lane on which the next message begins.
+    /// Lane on which the next group begins.
     lane: usize,
-    last_lane: usize,
     /// One-member messages up to this size take one work request and go the short way; 0 while a larger group is under
     /// way, so that order is kept.
     simple_limit: u32,
-    single: Single,
+    singles: Singles,
+    /// The lane of the usual answer to each receive.
+    lane_of: [u8; SLOTS],
     pool: RequestPool,
     bytes: u64,
     route: Route,
@@ -131,15 +134,15 @@ pub struct SendComm {
     post_errno: i32,
 }
 
-/// Scratch for posting one work request.
-struct Single(SingleWrite);
+/// A work request for the usual answer to each receive.
+struct Singles(WriteTable<SLOTS>);
 
 /// Scratch for posting several.
 struct Chain(SendChain);
 
-impl std::fmt::Debug for Single {
+impl std::fmt::Debug for Singles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Single").finish_non_exhaustive()
+        f.debug_struct("Singles").finish_non_exhaustive()
     }
 }
 
@@ -163,15 +166,18 @@ impl SendComm {
         peer: Peer,
     ) -> Self {
         let pump = Pump::new(gate, cqs);
+        let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
         let mut comm = Self {
             pool: RequestPool::new(REQUESTS, pump.rails()),
             pump,
             fifo,
             next: 0,
             lane: 0,
-            last_lane: route.lanes.len() - 1,
             simple_limit: 0,
-            single: Single(SingleWrite::new(true)),
+            singles: Singles(WriteTable::new(true, |slot| {
+                (WrId::new(Kind::Single, 0, slot, 0).0, Flags::SIGNALED)
+            })),
+            lane_of,
             bytes: 0,
             route,
             groups: [Group::default(); SLOTS],
@@ -196,7 +202,8 @@ impl SendComm {
 
     /// The largest message that takes one work request.
     fn usual_limit(&self) -> u32 {
-        if self.route.width == 1 && self.fifo.is_short() {
+        let few_lanes = self.route.lanes.len() <= SLOTS;
+        if self.route.width == 1 && self.fifo.is_short() && few_lanes {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
             0
@@ -227,45 +234,45 @@ impl SendComm {
     pub fn try_isend(
         &mut self,
         addr: u64,
-        size: u32,
+        size: usize,
         tag: u32,
         region: &Region,
         hand_out: impl FnOnce(&Request),
     ) -> Start {
-        // No limit: a FIFO of long entries, several lanes per message, or a group under way.
-        if !self.pump.gate().is_open() || self.simple_limit == 0 {
+        if !self.pump.gate().is_open() {
             return Start::General;
         }
+        let slot = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
-        let head = match self.fifo.front(self.next as usize, sequence) {
-            Front::Empty => return Start::WouldBlock,
+        let head = match self.fifo.front(slot, sequence) {
             Front::One(head) => head,
-            Front::Several => return Start::General,
+            // Without a limit the FIFO may have long entries, of which this says nothing.
+            Front::Empty if self.simple_limit != 0 => return Start::WouldBlock,
+            Front::Empty | Front::Several => return Start::General,
         };
         let (limit, wanted) = head.len_and_tag();
-        // An empty message is "less one" the largest number, and so above every limit.
-        let above = size.wrapping_sub(1) >= limit.min(self.simple_limit);
-        if above || tag != wanted || !region.contains(addr, size.into()) {
+        // An empty message is "less one" the largest number, and so above every limit. No limit: long entries, several
+        // lanes per message, or a group under way.
+        let above = size.wrapping_sub(1) >= limit.min(self.simple_limit) as usize;
+        if above || tag != wanted || !region.contains(addr, size as u64) {
             return Start::General;
         }
-        let Some(lane) = self.route.lanes.get_mut(self.lane) else { return Start::General };
-        if lane.is_full() {
-            return Start::General;
-        }
-        let Some(request) = self.pool.next() else { return Start::General };
-        self.single.0.set(
-            lane.single_id(request.index()).0,
+        let size = size as u32;
+        let request = self.pool.own(slot);
+        let lane = self.route.lanes.get(usize::from(self.lane_of[slot]));
+        let (State::FREE, Some(lane)) = (request.state(), lane) else { return Start::General };
+        self.singles.0.set(
+            slot,
             Local { addr, len: size, lkey: region.lkey(lane.rail) },
             Remote { addr: head.addr(), rkey: head.rkey(lane.remote_rail) },
             Imm::new(sequence, 1, false).0,
         );
-        self.pool.commit(request, 1);
+        self.pool.take_own(request);
         request.set_size(0, size);
         hand_out(request);
         self.next = sequence;
-        self.lane = if self.lane == self.last_lane { 0 } else { self.lane + 1 };
         self.bytes += u64::from(size);
-        match lane.post_single(&mut self.single.0) {
+        match lane.qp().post_write(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
                 self.post_errno = errno;
@@ -375,7 +382,7 @@ impl SendComm {
             self.begin_posting(slot, sequence);
             self.advance()?;
         }
-        Ok(self.pool.get(index.into()))
+        Ok(self.pool.get(index))
     }
 
     fn begin_posting(&mut self, slot: usize, sequence: u32) {
@@ -537,13 +544,10 @@ impl SendComm {
     pub fn settle(&mut self, index: usize) -> bool {
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
-        if !wc.is_success() || id.kind() != Some(Kind::Single) || self.simple_limit == 0 {
+        if !wc.is_success() || id.kind() != Some(Kind::Single) {
             return false;
         }
-        let lane = self.route.lanes.get_mut(id.lane());
-        let (Some(lane), Some(request)) = (lane, self.pool.get(id.slot())) else { return false };
-        lane.complete(id.position());
-        request.complete();
+        self.pool.own(id.slot()).complete();
         true
     }
 
@@ -558,7 +562,7 @@ impl SendComm {
     /// # Errors
     /// The connection failed, or the request is not in flight.
     pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
-        if self.pool.get(index.into()).is_some_and(Request::is_pending) {
+        if self.pool.get(index).is_some_and(Request::is_pending) {
             if !self.pump.gate().is_open() {
                 self.attention(false)?;
             }
@@ -567,7 +571,7 @@ impl SendComm {
         let outcome = self.pool.finish(index);
         let outcome = outcome
             .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
-        Ok((outcome, self.pool.get(index.into())))
+        Ok((outcome, self.pool.get(index)))
     }
 
     fn poll(&mut self) -> Result<Progress, Fault> {
@@ -597,25 +601,22 @@ impl SendComm {
                 let error = completion_error(wc, &self.peer, "send");
                 return Err(self.fail(error));
             }
-            let (Some(kind), Some(lane)) = (id.kind(), self.route.lanes.get_mut(id.lane())) else {
-                continue;
-            };
-            lane.complete(id.position());
-            let group = &mut self.groups[id.slot() % SLOTS];
-            let done = match kind {
-                Kind::Single => &[id.slot() as u16][..],
-                Kind::Part => {
+            match (id.kind(), self.route.lanes.get_mut(id.lane())) {
+                (Some(Kind::Single), _) => self.pool.own(id.slot()).complete(),
+                (Some(Kind::Part), Some(lane)) => {
+                    lane.complete(id.position());
+                    let group = &mut self.groups[id.slot() % SLOTS];
                     group.pending = group.pending.saturating_sub(1);
                     if group.pending == 0 {
-                        &group.requests[..usize::from(group.members)]
-                    } else {
-                        &[]
+                        let requests = &group.requests[..usize::from(group.members)];
+                        requests
+                            .iter()
+                            .filter_map(|r| self.pool.get(*r))
+                            .for_each(Request::complete);
                     }
                 }
-                _ => &[],
-            };
-            for request in done.iter().filter_map(|r| self.pool.get(usize::from(*r))) {
-                request.complete();
+                (_, Some(lane)) => lane.complete(id.position()),
+                (_, None) => {}
             }
         }
         if self.forming.cursor.is_some() {

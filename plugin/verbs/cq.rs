@@ -202,11 +202,11 @@ impl Completion<'_> {
         self.0.byte_len
     }
 
-    /// The immediate, in host order.
+    /// The immediate, which peers of this plugin send little-endian.
     #[inline(always)]
     pub fn imm(self) -> u32 {
         // SAFETY: both members of the union are the same four bytes.
-        u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
+        u32::from_le(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
     }
 }
 

@@ -4,11 +4,12 @@ use super::sys::{
     QPT_RC, ibv_ah_attr, ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr, mask, qp_state,
 };
-use super::wr::{RecvChain, SendChain, SingleWrite};
+use super::wr::{RecvChain, SendChain, WriteTable};
 use super::{CompletionQueue, ProtectionDomain, errno, log_destroy};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -281,15 +282,20 @@ impl QueuePair {
         if rc == 0 { Ok(()) } else { Err(rc) }
     }
 
-    /// Posts one write.
+    /// Posts entry `index` of `table`.
     ///
     /// # Errors
     /// As [`Self::post_send`].
     #[inline(always)]
-    pub fn post_single(&self, write: &mut SingleWrite) -> std::result::Result<(), i32> {
-        let mut bad = ptr::null_mut();
-        // SAFETY: as above; the list is the one work request.
-        let rc = unsafe { (self.post_send)(self.raw.as_ptr(), write.list(), &mut bad) };
+    pub fn post_write<const N: usize>(
+        &self,
+        table: &mut WriteTable<N>,
+        index: usize,
+    ) -> std::result::Result<(), i32> {
+        let mut bad = MaybeUninit::uninit();
+        // SAFETY: as above; the list is the one work request, and the out-pointer is only written.
+        let rc =
+            unsafe { (self.post_send)(self.raw.as_ptr(), table.list(index), bad.as_mut_ptr()) };
         if rc == 0 { Ok(()) } else { Err(rc) }
     }
 

@@ -116,7 +116,7 @@ impl SendChain {
         self.fill(index, id, WR_RDMA_WRITE, local, remote, flags);
     }
 
-    /// Makes entry `index` an RDMA write with immediate (host order), which consumes a receive at the peer.
+    /// Makes entry `index` an RDMA write with immediate (little-endian on the wire), which consumes a receive at the peer.
     #[inline]
     pub fn write_imm(
         &mut self,
@@ -129,7 +129,7 @@ impl SendChain {
     ) {
         let wr = self.fill(index, id, WR_RDMA_WRITE_WITH_IMM, local, remote, flags);
         wr.imm_data_invalidated_rkey_union =
-            imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
+            imm_data_invalidated_rkey_union_t { imm_data: imm.to_le() };
     }
 
     /// Makes entry `index` an RDMA read into `local`.
@@ -153,53 +153,52 @@ impl SendChain {
     }
 }
 
-/// One RDMA write with one SGE whose constant parts are filled once.
+/// RDMA writes with one SGE each, whose constant parts are filled once.
 #[expect(missing_debug_implementations, reason = "raw work requests")]
-pub struct SingleWrite(Box<Slot>);
+pub struct WriteTable<const N: usize>(Box<[Slot; N]>);
 
-// SAFETY: the pointer inside leads only into the owned box.
-unsafe impl Send for SingleWrite {}
+// SAFETY: the pointers inside lead only into the owned array.
+unsafe impl<const N: usize> Send for WriteTable<N> {}
 
-impl SingleWrite {
-    /// A write, with immediate if asked for.
-    pub fn new(with_imm: bool) -> Self {
+impl<const N: usize> WriteTable<N> {
+    /// Writes, with immediate if asked for; entry `index` has the identifier and flags that `constant` gives.
+    pub fn new(with_imm: bool, constant: impl Fn(usize) -> (u64, Flags)) -> Self {
         // SAFETY: work requests and SGEs are integers, raw pointers and unions of these: all-zero is a value.
-        let mut slot = Box::new(unsafe { std::mem::zeroed::<Slot>() });
-        slot.wr.sg_list = &raw mut slot.sge;
-        slot.wr.num_sge = 1;
-        slot.wr.opcode = if with_imm { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
-        slot.wr.send_flags = Flags::SIGNALED.0;
-        Self(slot)
+        let mut slots =
+            Box::new(std::array::from_fn::<_, N, _>(|_| unsafe { std::mem::zeroed::<Slot>() }));
+        for (index, slot) in slots.iter_mut().enumerate() {
+            let (id, flags) = constant(index);
+            slot.wr.wr_id = id;
+            slot.wr.send_flags = flags.0;
+            slot.wr.sg_list = &raw mut slot.sge;
+            slot.wr.num_sge = 1;
+            slot.wr.opcode = if with_imm { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
+        }
+        Self(slots)
     }
 
-    /// Fills what changes from one to the next. `local` is not empty; the immediate is in host order.
+    /// Fills what changes from one use of entry `index` modulo `N` to the next. `local` is not empty. The immediate is
+    /// little-endian on the wire, like everything else that this plugin's peers tell each other.
     #[inline(always)]
-    pub fn set(&mut self, id: u64, local: Local, remote: Remote, imm: u32) {
-        let Slot { wr, sge } = &mut *self.0;
+    pub fn set(&mut self, index: usize, local: Local, remote: Remote, imm: u32) {
+        let Slot { wr, sge } = &mut self.0[index % N];
         sge.addr = local.addr;
         sge.length = local.len;
         sge.lkey = local.lkey;
-        wr.wr_id = id;
         wr.imm_data_invalidated_rkey_union =
-            imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
+            imm_data_invalidated_rkey_union_t { imm_data: imm.to_le() };
         wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
     }
 
-    /// Fills what changes from one write without immediate to the next. `local` is not empty.
-    #[inline(always)]
-    pub fn set_plain(&mut self, id: u64, local: Local, remote: Remote, flags: Flags) {
-        let Slot { wr, sge } = &mut *self.0;
-        sge.addr = local.addr;
-        sge.length = local.len;
-        sge.lkey = local.lkey;
-        wr.wr_id = id;
-        wr.send_flags = flags.0;
-        wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    /// Fills addresses and length of entry `index` modulo `N`, and flags.
+    pub fn prepare(&mut self, index: usize, local: Local, remote: Remote, flags: Flags) {
+        self.set(index, local, remote, 0);
+        self.0[index % N].wr.send_flags = flags.0;
     }
 
     #[inline(always)]
-    pub(super) fn list(&mut self) -> *mut ibv_send_wr {
-        &raw mut self.0.wr
+    pub(super) fn list(&mut self, index: usize) -> *mut ibv_send_wr {
+        &raw mut self.0[index % N].wr
     }
 }
 

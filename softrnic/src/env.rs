@@ -58,7 +58,7 @@ macro_rules! numbers {
 }
 
 numbers! {
-    DEVICES = 1, 1, MAX_DEVICES as u64, "number of devices";
+    DEVICES = 1, 0, MAX_DEVICES as u64, "number of devices";
     PORTS = 1, 1, MAX_PORTS as u64, "ports per device";
     MTU = 4096, 256, 4096, "active and largest MTU in bytes (a power of two)";
     SPEED = 32, 1, 1024, "active_speed code of each port (32 = EDR)";
