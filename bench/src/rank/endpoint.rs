@@ -1,6 +1,6 @@
 //! One rank's two comms and two buffers: a connection to the peer and one from it.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, fill};
 use super::patience::Patience;
 use crate::failure::Result;
 use crate::net::{Handle, Listener, Member, Net, RecvComm, Registration, SendComm};
@@ -29,8 +29,15 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Self> {
         let (send, recv) = pair(net, device, listener, handle, timeout)?;
-        let outgoing = Buffer::new(buffer)?;
-        let incoming = Buffer::new(buffer)?;
+        let mut outgoing = Buffer::new(buffer)?;
+        let mut incoming = Buffer::new(buffer)?;
+        for memory in [&mut outgoing, &mut incoming] {
+            let size = memory.size();
+            // Pages of its own for all of it: untouched memory reads from one shared page of zeros, and the first write
+            // to it would be measured.
+            // SAFETY: nothing is in flight yet.
+            fill(buffer as u64, unsafe { memory.bytes(0, size) });
+        }
         // SAFETY: both buffers live in the endpoint until `close` has ended the registrations.
         let outgoing_mr = unsafe { net.register_send(send, outgoing.base(), outgoing.size())? };
         // SAFETY: as above.
