@@ -100,6 +100,19 @@ programs! {
         ],
         once: []
     }
+    rails {
+        each: [],
+        once: [
+            two,
+            two_in_v9,
+            three,
+            four_in_v11,
+            eight,
+            two_with_four_qps_split,
+            unequal_ends,
+            flush_reads_on_every_rail,
+        ]
+    }
     transfer {
         each: [
             hello,

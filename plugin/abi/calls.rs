@@ -697,6 +697,8 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
         return SUCCESS;
     }
     if request.state() == State::DONE {
+        // Before it goes back: its place in the free list takes the number's.
+        let members = request.members();
         // SAFETY: a complete request belongs to a live communicator.
         match unsafe { objects::owner_of(request) } {
             Some(Owner::Send(comm)) => comm.put(request),
@@ -706,7 +708,7 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
         // SAFETY: an out-pointer of the call, not NULL.
         unsafe { done.write(1) };
         if !sizes.is_null() {
-            for member in 0..request.members() {
+            for member in 0..members {
                 // SAFETY: room for the members, by the module text.
                 unsafe { sizes.add(member).write(request.size(member)) };
             }

@@ -23,7 +23,7 @@ impl State {
     /// Complete and not yet tested.
     pub const DONE: Self = Self(0x5052_5101);
     /// Not in use and not to be used.
-    pub const WITHHELD: Self = Self(0x5052_50ff);
+    pub const WITHHELD: Self = Self(0x5052_50e0);
 }
 
 /// What test() found.
