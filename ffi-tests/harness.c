@@ -1,28 +1,25 @@
-/* The shared part of the test programs; harness.h says what each function promises. */
+/* Cases, checks, deadlines and processes; harness.h says what each function promises. */
 #include "harness.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { CASE_SECONDS = 90, GUARD = 512, GUARD_BYTE = 0xC3, LOG_LINES = 4096 };
+enum { CASE_SECONDS = 90 };
 
 static const char *volatile where_file = "start";
 static volatile int where_line;
-static const char *process_name = "main";
+const char *ffi_process_name = "main";
 
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
@@ -39,7 +36,7 @@ void ffi_fail(const char *file, int line, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    dprintf(STDERR_FILENO, "FAIL [%s] %s:%d: %s\n", process_name, file, line, text);
+    dprintf(STDERR_FILENO, "FAIL [%s] %s:%d: %s\n", ffi_process_name, file, line, text);
     if (strcmp(file, where_file) != 0 || line != where_line)
         dprintf(STDERR_FILENO, "  last step: %s:%d\n", where_file, where_line);
     _exit(1);
@@ -97,7 +94,7 @@ void ffi_yield(void)
 static void on_alarm(int signal_number)
 {
     (void)signal_number;
-    dprintf(STDERR_FILENO, "FAIL [%s] the deadline of the case passed; last step: %s:%d\n", process_name, where_file,
+    dprintf(STDERR_FILENO, "FAIL [%s] the deadline of the case passed; last step: %s:%d\n", ffi_process_name, where_file,
             where_line);
     _exit(124);
 }
@@ -127,7 +124,7 @@ static pid_t start_role(int version, const struct role *role, int own, int other
 {
     pid_t pid = fork_child();
     if (pid > 0) return pid;
-    process_name = role->name;
+    ffi_process_name = role->name;
     close(other);
     role->run(version, own, argument);
     fflush(NULL);
@@ -219,232 +216,7 @@ void meet(int socket, char step)
     hear_step(socket, step);
 }
 
-/* ---- payload ------------------------------------------------------------------------------------------------- */
-
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-static uint64_t pattern_word(uint64_t key, size_t offset)
-{
-    return mix(mix(key) ^ (offset >> 3));
-}
-
-void pattern_fill(void *data, size_t size, uint64_t key)
-{
-    uint8_t *bytes = data;
-    for (size_t i = 0; i < size; i += 8) {
-        uint64_t word = pattern_word(key, i);
-        memcpy(bytes + i, &word, size - i < 8 ? size - i : 8);
-    }
-}
-
-ptrdiff_t pattern_mismatch(const void *data, size_t size, uint64_t key)
-{
-    const uint8_t *bytes = data;
-    for (size_t i = 0; i < size; i += 8) {
-        uint64_t word = pattern_word(key, i);
-        size_t n = size - i < 8 ? size - i : 8;
-        if (memcmp(bytes + i, &word, n) == 0) continue;
-        for (size_t j = 0; j < n; j++)
-            if (bytes[i + j] != ((const uint8_t *)&word)[j]) return (ptrdiff_t)(i + j);
-    }
-    return -1;
-}
-
-struct guarded guarded_new(size_t size, size_t misalignment)
-{
-    struct guarded buffer = {.size = size, .map_size = GUARD + misalignment + size + GUARD};
-    buffer.map = mmap(NULL, buffer.map_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(buffer.map != MAP_FAILED);
-    buffer.data = buffer.map + GUARD + misalignment;
-    guarded_reset(&buffer);
-    return buffer;
-}
-
-void guarded_free(struct guarded *buffer)
-{
-    munmap(buffer->map, buffer->map_size);
-    *buffer = (struct guarded){0};
-}
-
-void guarded_reset(struct guarded *buffer)
-{
-    memset(buffer->map, GUARD_BYTE, buffer->map_size);
-}
-
-static void check_untouched(const char *file, int line, const struct guarded *buffer, const uint8_t *from,
-                            const uint8_t *to, const char *what)
-{
-    for (const uint8_t *p = from; p < to; p++)
-        if (*p != GUARD_BYTE)
-            ffi_fail(file, line, "%s: byte at offset %td of a buffer of %zu is 0x%02x, should be untouched", what,
-                     p - buffer->data, buffer->size, *p);
-}
-
-void guarded_check_part(const char *file, int line, const struct guarded *buffer, size_t offset, size_t room,
-                        size_t size, uint64_t key)
-{
-    if (size > room || offset + room > buffer->size)
-        ffi_fail(file, line, "%zu bytes at %zu do not fit into %zu", size, offset, room);
-    ptrdiff_t wrong = pattern_mismatch(buffer->data + offset, size, key);
-    if (wrong >= 0)
-        ffi_fail(file, line, "payload of message 0x%llx: byte %td of %zu is 0x%02x, should be 0x%02x",
-                 (unsigned long long)key, wrong, size, buffer->data[offset + (size_t)wrong],
-                 (uint8_t)(pattern_word(key, (size_t)wrong) >> (8 * ((size_t)wrong & 7))));
-    check_untouched(file, line, buffer, buffer->data + offset + size, buffer->data + offset + room,
-                    "behind the message");
-}
-
-void guarded_check(const char *file, int line, const struct guarded *buffer, size_t size, uint64_t key)
-{
-    guarded_check_part(file, line, buffer, 0, buffer->size, size, key);
-    check_untouched(file, line, buffer, buffer->map, buffer->data, "guard in front");
-    check_untouched(file, line, buffer, buffer->data + buffer->size, buffer->map + buffer->map_size, "guard behind");
-}
-
-uint64_t next_random(uint64_t *state)
-{
-    return mix((*state)++);
-}
-
-void shuffle(int *items, int count, uint64_t *state)
-{
-    for (int i = count - 1; i > 0; i--) {
-        int j = (int)(next_random(state) % (uint64_t)(i + 1));
-        int swapped = items[i];
-        items[i] = items[j];
-        items[j] = swapped;
-    }
-}
-
-/* ---- the logger ---------------------------------------------------------------------------------------------- */
-
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-    ncclDebugLogLevel level;
-    char text[480];
-} log_lines[LOG_LINES];
-static size_t log_count;
-
-void ffi_logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line, const char *fmt, ...)
-{
-    char text[4096];
-    va_list args;
-    if (!fmt || strcmp(fmt, "%s") != 0) FAIL("a log message came through format \"%s\"", fmt ? fmt : "(null)");
-    va_start(args, fmt);
-    int length = vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    if (length <= 0) FAIL("an empty log message from %s:%d", file ? file : "(null)", line);
-    if (strchr(text, '\n')) FAIL("a log message of several lines: \"%s\"", text);
-    pthread_mutex_lock(&log_lock);
-    if (log_count < LOG_LINES) {
-        log_lines[log_count].level = level;
-        snprintf(log_lines[log_count].text, sizeof log_lines[0].text, "%.479s", text);
-        log_count++;
-    }
-    pthread_mutex_unlock(&log_lock);
-    dprintf(STDERR_FILENO, "  [%s] log level %d flags 0x%lx: %s\n", process_name, (int)level, flags, text);
-}
-
-size_t log_mark(void)
-{
-    pthread_mutex_lock(&log_lock);
-    size_t mark = log_count;
-    pthread_mutex_unlock(&log_lock);
-    return mark;
-}
-
-int log_warnings_since(size_t mark)
-{
-    int count = 0;
-    pthread_mutex_lock(&log_lock);
-    for (size_t i = mark; i < log_count; i++) count += log_lines[i].level == NCCL_LOG_WARN;
-    pthread_mutex_unlock(&log_lock);
-    return count;
-}
-
-int log_matches_since(size_t mark, const char *text)
-{
-    int count = 0;
-    pthread_mutex_lock(&log_lock);
-    for (size_t i = mark; i < log_count; i++) count += strstr(log_lines[i].text, text) != NULL;
-    pthread_mutex_unlock(&log_lock);
-    return count;
-}
-
-/* ---- this process -------------------------------------------------------------------------------------------- */
-
-/* Counts the entries of a /proc folder. */
-static int count_entries(const char *path)
-{
-    DIR *folder = opendir(path);
-    CHECK(folder != NULL);
-    int count = 0;
-    for (struct dirent *entry; (entry = readdir(folder));) count += entry->d_name[0] != '.';
-    closedir(folder);
-    return count;
-}
-
-static int address_space(void)
-{
-    FILE *statm = fopen("/proc/self/statm", "re");
-    long pages = 0;
-    CHECK(statm != NULL && fscanf(statm, "%ld", &pages) == 1);
-    fclose(statm);
-    return (int)(pages * sysconf(_SC_PAGESIZE) >> 20);
-}
-
-struct census census_take(void)
-{
-    return (struct census){
-        .threads = count_entries("/proc/self/task"),
-        .descriptors = count_entries("/proc/self/fd") - 1, /* the folder itself */
-        .megabytes = address_space(),
-    };
-}
-
-bool is_mapped(const char *path_fragment)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    CHECK(maps != NULL);
-    char *line = NULL;
-    size_t room = 0;
-    bool found = false;
-    while (!found && getline(&line, &room, maps) > 0) found = strstr(line, path_fragment) != NULL;
-    free(line);
-    fclose(maps);
-    return found;
-}
-
-/* Says which threads and descriptors there are, for a failed comparison of two census. */
-void census_print(const char *label)
-{
-    static const char *const folders[] = {"/proc/self/fd", "/proc/self/task"};
-    for (int f = 0; f < 2; f++) {
-        DIR *folder = opendir(folders[f]);
-        for (struct dirent *entry; folder && (entry = readdir(folder));) {
-            char path[PATH_MAX], target[256] = "";
-            if (entry->d_name[0] == '.') continue;
-            if (f == 0) {
-                snprintf(path, sizeof path, "%s/%s", folders[f], entry->d_name);
-                ssize_t length = readlink(path, target, sizeof target - 1);
-                target[length > 0 ? length : 0] = 0;
-            } else {
-                snprintf(path, sizeof path, "%s/%s/comm", folders[f], entry->d_name);
-                FILE *name = fopen(path, "re");
-                if (name && fgets(target, sizeof target, name)) target[strcspn(target, "\n")] = 0;
-                if (name) fclose(name);
-            }
-            dprintf(STDERR_FILENO, "  %s: %s/%s %s\n", label, folders[f], entry->d_name, target);
-        }
-        if (folder) closedir(folder);
-    }
-}
+/* ---- artefacts ----------------------------------------------------------------------------------------------- */
 
 /* A path from the environment, or the place under the repository's root where `make` puts the file. */
 static const char *artefact(const char *variable, const char *in_root, char *room)

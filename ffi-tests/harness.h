@@ -72,6 +72,8 @@ const char *ffi_result_name(ncclResult_t result);
                                          ffi_result_name(result_));                                               \
     } while (0)
 
+/* "main", or the role of a process that run_two or run_one started. */
+extern const char *ffi_process_name;
 bool ffi_same_text(const char *a, const char *b);
 bool ffi_is_error(ncclResult_t result);
 

@@ -207,6 +207,7 @@ static void negative_size(int version)
     pair_open(&net, 0, &pair);
     void *mr = register_host(&net, pair.send, byte, sizeof byte);
     void *to_mr = register_host(&net, pair.recv, byte, sizeof byte);
+    irecv(&net, pair.recv, byte, sizeof byte, 0, to_mr); /* so that the send would not block */
     CHECK_REFUSED(net_isend(&net, pair.send, byte, minus, 0, mr, &request));
     request = GARBAGE;
     if (net_has_int_sizes(version)) CHECK_REFUSED(net_irecv(&net, pair.recv, 1, &data, &minus, &tag, &to_mr, &request));
