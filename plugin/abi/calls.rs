@@ -30,6 +30,12 @@ use std::time::Instant;
 static ATTEMPTS: Mutex<Option<HashMap<u64, Box<Connecting>>>> = Mutex::new(None);
 static NEXT_ATTEMPT: AtomicU64 = AtomicU64::new(1);
 
+/// Drops every attempt, and the table: nothing of it outlives the last user of the library.
+fn forget_attempts() {
+    let attempts = ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    drop(attempts);
+}
+
 fn attempts<R>(f: impl FnOnce(&mut HashMap<u64, Box<Connecting>>) -> R) -> R {
     f(ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
@@ -91,7 +97,7 @@ pub fn finalize(context: *mut c_void) -> NcclResult {
             let context = objects::take::<Context>(context)?;
             drop(context);
             if objects::users() == 0 {
-                attempts(HashMap::clear);
+                forget_attempts();
             }
             net::release(true);
         }
@@ -771,41 +777,44 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
 #[inline(never)]
 unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
-    let owner = if found == 1 { unsafe { objects::owner_of(request) } } else { None };
+    let owner = unsafe { objects::owner_of(request) };
     match owner {
-        Some(Owner::Send(comm)) => {
-            if comm.settle(0) {
-                if request.state() == State::DONE {
-                    request.put_own();
-                    // SAFETY: the answer's pointers were given to this test.
-                    unsafe { answer_one(request) };
-                }
+        Some(Owner::Send(comm)) if found == 1 => {
+            if !comm.settle(0) {
+                // SAFETY: as for this function.
+                return unsafe { test_found_several(request, found) };
+            }
+            if request.state() == State::DONE {
+                request.put_own();
+                // SAFETY: the answer's pointers were given to this test; a send has one member.
+                unsafe { answer_one(request) };
+            }
+            SUCCESS
+        }
+        Some(Owner::Recv(comm)) if found == 1 => {
+            if !comm.settle::<false>(0) {
+                // SAFETY: as for this function.
+                return unsafe { test_found_several(request, found) };
+            }
+            if request.state() != State::DONE {
                 return SUCCESS;
             }
-        }
-        Some(Owner::Recv(comm)) => {
-            if comm.settle::<false>(0) {
-                if request.state() != State::DONE {
-                    return SUCCESS;
-                }
-                if request.is_of_receive() {
-                    request.put_own();
-                    // SAFETY: the answer's pointers were given to this test; a receive's own has one member.
-                    unsafe { answer_one(request) };
-                    return SUCCESS;
-                }
-                // Before it goes back: its place in the free list takes the number's.
-                let members = request.members();
-                comm.put(request);
-                // SAFETY: as above.
-                unsafe { answer(request, members) };
+            if request.is_of_receive() {
+                request.put_own();
+                // SAFETY: the answer's pointers were given to this test; a receive's own has one member.
+                unsafe { answer_one(request) };
                 return SUCCESS;
             }
+            // Before it goes back: its place in the free list takes the number's.
+            let members = request.members();
+            comm.put(request);
+            // SAFETY: as above.
+            unsafe { answer(request, members) };
+            SUCCESS
         }
-        None => {}
+        // SAFETY: as for this function.
+        _ => unsafe { test_found_several(request, found) },
     }
-    // SAFETY: as for this function.
-    unsafe { test_found_several(request, found) }
 }
 
 /// Goes on with a test whose poll found several completions, or an unusual one.
@@ -831,12 +840,11 @@ unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
     let done = std::ptr::with_exposed_provenance_mut(done);
     let sizes = std::ptr::with_exposed_provenance_mut(sizes);
     if settled == count && count > 0 {
+        if request.is_pending() {
+            return SUCCESS;
+        }
         // SAFETY: as the module text says.
-        return if request.is_pending() {
-            SUCCESS
-        } else {
-            unsafe { test_settled(request, done, sizes) }
-        };
+        return unsafe { test_settled(request, done, sizes) };
     }
     let request: *mut c_void = pointer(request);
     enter("test", || {
@@ -921,7 +929,7 @@ fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclRe
     enter(call, || {
         drop(objects::take::<T>(pointer)?);
         if objects::users() == 0 {
-            attempts(HashMap::clear);
+            forget_attempts();
         }
         net::release(false);
         Ok(())

@@ -199,13 +199,23 @@ pub unsafe fn borrow<'a, T: Kinded>(pointer: *mut c_void) -> Result<&'a T> {
     Ok(unsafe { &(*pointer.cast::<Object<T>>()).value })
 }
 
+/// Takes a pointer out of the table; whether it was there. An empty table keeps no memory: it outlives the library.
+fn forget(pointer: *mut c_void) -> bool {
+    let mut live = live();
+    let was_there = live.remove(&pointer.addr()).is_some();
+    if live.is_empty() {
+        *live = BTreeMap::new();
+    }
+    was_there
+}
+
 /// Takes an object back from C.
 ///
 /// # Errors
 /// The pointer is not a live object of this kind.
 pub fn take<T: Kinded>(pointer: *mut c_void) -> Result<Box<Object<T>>> {
     check_live(pointer, &[T::KIND])?;
-    if live().remove(&pointer.addr()).is_none() {
+    if !forget(pointer) {
         return Err(Error::argument(format!("{pointer:p} was closed twice at once")));
     }
     // SAFETY: made by `publish` with this type and removed from the table by this call only.

@@ -136,8 +136,8 @@ impl Credits {
             slots,
             max_inline: route.max_inline,
         };
-        for slot in 0..SLOTS {
-            let lane = &route.lanes[usize::from(slots[slot].lane)];
+        for (slot, at) in slots.iter().enumerate() {
+            let lane = &route.lanes[usize::from(at.lane)];
             let (addr, rkeys) = (route.fifo_addr, &route.fifo_rkeys);
             credits.shape(slot, 1, lane, &route.local, addr, rkeys, shadow);
         }

@@ -16,7 +16,7 @@ struct Value {
     start: usize,
     end: usize,
     access: Access,
-    home: Weak<Mutex<Ranges<Value>>>,
+    home: Weak<Mutex<Ranges<Self>>>,
 }
 
 impl Drop for Value {
