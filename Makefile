@@ -3,8 +3,10 @@
 PROFILE ?= release
 DIST := dist
 TARGET := target/$(PROFILE)
-# rdma-sys fails with libclang 16 and later.
-LLVM := $(firstword $(wildcard /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/lib64/llvm14/lib /usr/lib64/llvm15/lib))
+# rdma-sys fails with libclang 16 and later. Looked up for every command and not once, because `deps` may just have
+# installed it; the last name is for the error message where there is none.
+LLVM = $(firstword $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/lib64/llvm14/lib /usr/lib64/llvm15/lib \
+  2>/dev/null) /usr/lib/llvm-14/lib)
 export LIBCLANG_PATH ?= $(LLVM)
 PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind g++ binutils
 

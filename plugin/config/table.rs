@@ -88,8 +88,8 @@ settings! {
     /// Partition key, by its index in the port's table.
     pkey_index: u16 = "NCCL_IB_PKEY", number(0, 65535), default "0";
 
-    /// Partition key, by value. When set it wins over the index; a value that a port's table does
-    /// not hold makes connections on that port fail with an error that names both.
+    /// Partition key, by value. When set it wins over the index; a port whose table does not hold
+    /// the value is left out, with a warning that names both.
     pkey_value: Option<u16> = "NCCL_IB_PKEY_VALUE",
         number_or(-1, "not set", 0, 65535), default "-1";
 
@@ -159,12 +159,6 @@ settings! {
     /// sleeps: the pause passes between polls.
     mqp_retry_sleep: Duration = "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
         counted(0, 60_000, Unit::Milliseconds), default "100";
-
-    /// 1 picks the local device whose subnet the peer's address lies in (RoCE).
-    subnet_aware: bool = "NCCL_IB_SUBNET_AWARE_ROUTING", Form::Flag, default "0";
-
-    /// Leading bits that make an IPv4 subnet in that choice; IPv6 uses 64.
-    subnet_prefix_len: u8 = "NCCL_IB_SUBNET_PREFIX_LEN", counted(1, 32, Unit::Bits), default "24";
 
     /// 1 logs connections whose two ends fuse different numbers of devices.
     warn_rail_local: bool = "NCCL_IB_WARN_RAIL_LOCAL", Form::Flag, default "0";

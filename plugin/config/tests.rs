@@ -62,7 +62,7 @@ fn stock_defaults() {
     assert_eq!((s.connect_timeout, s.flush), (Duration::from_secs(60), FlushPolicy::Auto));
     assert!(s.use_inline && s.ece_enable && s.merge_vfs && s.merge_nics && s.device_pci_order);
     assert!(s.return_async_events && s.query_port_speed);
-    assert!(!s.ib_disable && !s.gdr_flush_disable && !s.subnet_aware && !s.warn_rail_local);
+    assert!(!s.ib_disable && !s.gdr_flush_disable && !s.warn_rail_local);
     assert!(s.socket_ifname.is_automatic() && s.hca.entries.is_empty() && s.verbs_lib.is_none());
 }
 
@@ -208,7 +208,6 @@ proptest! {
         let (s, notices) = Settings::from_variables(variables);
         prop_assert!(s.timeout <= 31 && s.retry_cnt <= 7 && s.sl.is_none_or(|sl| sl <= 15));
         prop_assert!((1..=128).contains(&s.qps_per_connection));
-        prop_assert!((1..=32).contains(&s.subnet_prefix_len));
         prop_assert!(s.connect_timeout >= Duration::from_secs(1));
         prop_assert!(!s.summary().chars().any(char::is_control));
         for notice in notices {

@@ -151,7 +151,9 @@ impl Connecting {
                 {
                     self.dials += 1;
                     tracing::info!("{e}; trying again ({})", self.dials);
-                    Stage::Pause(Instant::now() + self.transport.settings.socket_retry_sleep)
+                    Stage::Pause(
+                        Instant::now() + self.transport.settings.socket_retry_sleep * self.dials,
+                    )
                 }
                 Err(e) => return Err(e.blamed(Blame::Remote)),
             },
@@ -207,6 +209,13 @@ impl Connecting {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
         let peer = setup.peer(end, channel.peer());
+        if settings.warn_rail_local && setup.rails.len() != end.rails.len() {
+            tracing::warn!(
+                "{peer}: {} rails here, {} at the peer",
+                setup.rails.len(),
+                end.rails.len()
+            );
+        }
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(end.rails.len());
         let width = if settings.split_data_on_qps {

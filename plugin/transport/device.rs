@@ -254,7 +254,7 @@ impl Devices {
             .enumerate()
             .map(|(index, port)| VirtualDevice {
                 members: vec![index],
-                // Two ports of one device need two names; one port keeps the name that stock gives it.
+                // As stock does, for two ports of one device too: topology tells them apart by port number.
                 name: port.port.device.clone(),
             })
             .collect();

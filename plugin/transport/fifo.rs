@@ -283,6 +283,12 @@ impl SizeRecords {
         self.word(slot, member).store(size.to_le(), Ordering::Relaxed);
     }
 
+    /// Reads the size of the first member. Called after the completion that follows the record.
+    pub fn read_one(&self, slot: usize) -> u32 {
+        // Acquire: see `read`.
+        u32::from_le(self.word(slot, 0).load(Ordering::Acquire))
+    }
+
     /// Reads the sizes of the first `members` members. Called after the completion that follows the record.
     pub fn read(&self, slot: usize, members: usize) -> [u32; MEMBERS] {
         // Pairs with the peer's write, which its completion said is here.

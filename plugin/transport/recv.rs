@@ -567,11 +567,11 @@ impl RecvComm {
         }
     }
 
-    /// Starts a flush of what was received at `addr`, one byte inside `region`. `Ok(None)` with `false`: nothing to
-    /// wait for; with `true`: no resource is free, call again.
+    /// Starts a flush of what was received at `addr`, one byte inside `region`, on every rail that carried data.
+    /// `None`: nothing to wait for.
     ///
     /// # Errors
-    /// The connection failed, or the address is not inside the region.
+    /// The connection failed, the address is not inside the region, or more flushes are in flight than receives can be.
     pub fn iflush(&mut self, addr: u64, region: &Region) -> Result<Option<&Request>, Fault> {
         if !self.pump.gate().is_open() {
             self.attention(true)?;
@@ -626,9 +626,10 @@ impl RecvComm {
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
     /// one part. `false`: [`Self::completions`] must look at it and at those after it.
     ///
-    /// `REFILL`: the last receive of a batch is taken note of too, and the next batch posted.
+    /// `THOROUGH`: the last receive of a batch is taken note of too, and the next batch posted; and so are answers with
+    /// their size beside them.
     #[inline(always)]
-    pub fn settle<const REFILL: bool>(&mut self, index: usize) -> bool {
+    pub fn settle<const THOROUGH: bool>(&mut self, index: usize) -> bool {
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
         if !wc.is_success() {
@@ -646,11 +647,18 @@ impl RecvComm {
             }
             _ => return false,
         }
-        let (imm, bytes) = (wc.imm(), wc.byte_len());
+        let (imm, mut bytes) = (wc.imm(), wc.byte_len());
         let index = Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS;
         let slot = &mut self.slots[index];
         let Some(lane) = self.lanes.get_mut(id.lane()) else { return false };
-        if slot.usual != imm || bytes > slot.limit || (!REFILL && lane.is_batch_end()) {
+        if slot.usual != imm {
+            // The same answer with its size beside it, where data and notice are separate.
+            if !THOROUGH || !Imm(imm).is_with_record(slot.usual) {
+                return false;
+            }
+            bytes = self.records.read_one(index);
+        }
+        if bytes > slot.limit || (!THOROUGH && lane.is_batch_end()) {
             return false;
         }
         slot.usual = NOTHING;
@@ -663,7 +671,7 @@ impl RecvComm {
             request.set_size(0, bytes);
             request.complete();
         }
-        if !REFILL {
+        if !THOROUGH {
             lane.consumed += 1;
         } else if let Err(errno) = lane.consume() {
             self.late_failure("ibv_post_recv", errno);

@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 /// Sends in flight beside the usual ones: 32 receives of 8 members.
 const REQUESTS: u16 = (SLOTS * MEMBERS) as u16;
-/// Slots of a lane's send queue: one for the usual answer to each receive in flight, which needs no counting, and
+/// Slots of a lane's send queue: two for the usual answer to each receive in flight, which need no counting, and
 /// [`COUNTED`] more. Larger groups are posted in portions as slots come free.
-pub const SEND_DEPTH: u32 = SLOTS as u32 + COUNTED;
+pub const SEND_DEPTH: u32 = 2 * SLOTS as u32 + COUNTED;
 /// Slots of a lane's send queue for groups.
-pub const COUNTED: u32 = 96;
+pub const COUNTED: u32 = 64;
 /// Work requests posted with one doorbell.
 const CHAIN: usize = 16;
 
@@ -117,6 +117,8 @@ pub struct SendComm {
     /// way, so that order is kept.
     simple_limit: u32,
     singles: Singles,
+    /// Where data and notice are separate above a size: the pairs, and the largest message that one pair can carry.
+    pairs: Option<(Box<Pairs>, u32)>,
     /// The lane of the usual answer to each receive.
     lane_of: [u8; SLOTS],
     pool: RequestPool,
@@ -136,6 +138,15 @@ pub struct SendComm {
 
 /// A work request for the usual answer to each receive.
 struct Singles(Prepared<SLOTS>);
+
+/// For each receive, the data at an even place and the notice with its size record behind it.
+struct Pairs(Prepared<{ 2 * SLOTS }>);
+
+impl std::fmt::Debug for Pairs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pairs").finish_non_exhaustive()
+    }
+}
 
 /// Scratch for posting several.
 struct Chain(SendChain);
@@ -177,6 +188,7 @@ impl SendComm {
             singles: Singles(Prepared::new(Operation::WriteImm, |slot| {
                 (WrId::new(Kind::Single, 0, slot, 0).0, Flags::SIGNALED)
             })),
+            pairs: None,
             lane_of,
             bytes: 0,
             route,
@@ -197,7 +209,35 @@ impl SendComm {
             post_errno: 0,
         };
         comm.simple_limit = comm.usual_limit();
+        if comm.simple_limit != 0 && comm.route.adaptive_threshold.is_some() {
+            comm.pairs = Some((Box::new(comm.make_pairs()), comm.route.max_message));
+        }
         comm
+    }
+
+    /// The pairs: everything but the data, its destination and the immediate is the same every time.
+    fn make_pairs(&self) -> Pairs {
+        let id = |place: usize| WrId::new(Kind::Single, 0, place / 2, 0).0;
+        let mut pairs = Prepared::new(Operation::Write, |place| (id(place), Flags::SILENT));
+        for slot in 0..SLOTS {
+            let (data, notice) = (2 * slot, 2 * slot + 1);
+            let lane = &self.route.lanes[usize::from(self.lane_of[slot])];
+            let local = Local {
+                addr: self.records.addr(slot),
+                len: size_of::<u32>() as u32,
+                lkey: self.route.local[lane.rail].lkey(),
+            };
+            let remote = Remote {
+                addr: self.route.record_addr.wrapping_add(SizeRecords::offset(slot)),
+                rkey: self.route.record_rkeys[lane.remote_rail],
+            };
+            let inline = local.len <= self.route.max_inline;
+            let flags = if inline { Flags::SIGNALED.inline() } else { Flags::SIGNALED };
+            pairs.set_operation(notice, Operation::WriteImm);
+            pairs.prepare(notice, local, remote, flags);
+            pairs.link(data, notice);
+        }
+        Pairs(pairs)
     }
 
     /// The largest message that takes one work request.
@@ -302,9 +342,69 @@ impl SendComm {
         }
         let slot = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
+        if self.may_pair(size) {
+            match self.isend_pair(addr, size, tag, region)? {
+                Start::Started => return Ok(Some(self.pool.own(slot))),
+                Start::WouldBlock => return Ok(None),
+                Start::Failed | Start::General => {}
+            }
+        }
         match self.fifo.read(slot, 0, sequence) {
             Some(first) => self.isend_group(addr, size, tag, region, first),
             None => Ok(None),
+        }
+    }
+
+    /// Whether a message of this size may go as data and notice apart, with nothing in the way.
+    fn may_pair(&self, size: u32) -> bool {
+        let threshold = self.route.adaptive_threshold.unwrap_or(u32::MAX);
+        self.simple_limit != 0
+            && size > threshold
+            && self.pairs.as_ref().is_some_and(|(_, limit)| size <= *limit)
+    }
+
+    /// Sends a one-member message as data and, behind it, a notice with the size: where packets may overtake each
+    /// other, only the arrival of the notice says that the data before it are whole.
+    fn isend_pair(
+        &mut self,
+        addr: u64,
+        size: u32,
+        tag: u32,
+        region: Option<&Region>,
+    ) -> Result<Start, Fault> {
+        let slot = self.next as usize % SLOTS;
+        let sequence = self.next.wrapping_add(1);
+        let head = match self.fifo.front(slot, sequence) {
+            Front::One(head) => head,
+            Front::Empty => return Ok(Start::WouldBlock),
+            Front::Several => return Ok(Start::General),
+        };
+        let (limit, wanted) = head.len_and_tag();
+        let request = self.pool.own(slot);
+        let lane = self.route.lanes.get(usize::from(self.lane_of[slot]));
+        let (Some(lane), Some((pairs, _)), Some(region)) = (lane, &mut self.pairs, region) else {
+            return Ok(Start::General);
+        };
+        let fits = size <= limit && tag == wanted && region.contains(addr, size.into());
+        if !fits || request.state() != State::FREE {
+            return Ok(Start::General);
+        }
+        self.records.fill(slot, 0, size);
+        let imm = Imm::new(sequence, 1, true).0;
+        pairs.0.set(
+            2 * slot,
+            Local { addr, len: size, lkey: region.lkey(lane.rail) },
+            Remote { addr: head.addr(), rkey: head.rkey(lane.remote_rail) },
+            0,
+        );
+        pairs.0.set_imm(2 * slot + 1, imm);
+        self.pool.take_own(request);
+        request.set_size(0, size);
+        self.next = sequence;
+        self.bytes += u64::from(size);
+        match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
+            Ok(()) => Ok(Start::Started),
+            Err(errno) => Err(self.post_failed(errno)),
         }
     }
 

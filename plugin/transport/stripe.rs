@@ -63,6 +63,12 @@ impl Imm {
         ((self.0 >> 24) & 0x7f) + 1
     }
 
+    /// Whether this is the immediate `plain`, of an answer without a record, with a record.
+    #[inline(always)]
+    pub fn is_with_record(self, plain: u32) -> bool {
+        self.0 == plain | 1 << 31 && plain >> 31 == 0
+    }
+
     /// Whether sizes are in the record.
     #[inline(always)]
     pub fn has_record(self) -> bool {

@@ -164,6 +164,16 @@ pub enum Operation {
     Read,
 }
 
+impl Operation {
+    fn opcode(self) -> u32 {
+        match self {
+            Self::Write => WR_RDMA_WRITE,
+            Self::WriteImm => WR_RDMA_WRITE_WITH_IMM,
+            Self::Read => WR_RDMA_READ,
+        }
+    }
+}
+
 /// Work requests with one SGE each, whose constant parts are filled once.
 #[expect(missing_debug_implementations, reason = "raw work requests")]
 pub struct Prepared<const N: usize>(Box<[Slot; N]>);
@@ -183,11 +193,7 @@ impl<const N: usize> Prepared<N> {
             slot.wr.send_flags = flags.0;
             slot.wr.sg_list = &raw mut slot.sge;
             slot.wr.num_sge = 1;
-            slot.wr.opcode = match operation {
-                Operation::Write => WR_RDMA_WRITE,
-                Operation::WriteImm => WR_RDMA_WRITE_WITH_IMM,
-                Operation::Read => WR_RDMA_READ,
-            };
+            slot.wr.opcode = operation.opcode();
         }
         Self(slots)
     }
@@ -203,6 +209,24 @@ impl<const N: usize> Prepared<N> {
         wr.imm_data_invalidated_rkey_union =
             imm_data_invalidated_rkey_union_t { imm_data: imm.to_le() };
         wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
+    }
+
+    /// Makes entry `second` follow entry `first` whenever that is posted. Both are below `N`.
+    pub fn link(&mut self, first: usize, second: usize) {
+        let next = self.list(second);
+        self.0[first % N].wr.next = next;
+    }
+
+    /// Sets the operation of entry `index` modulo `N`.
+    pub fn set_operation(&mut self, index: usize, operation: Operation) {
+        self.0[index % N].wr.opcode = operation.opcode();
+    }
+
+    /// Sets the immediate of entry `index` modulo `N`; see [`Self::set`].
+    pub fn set_imm(&mut self, index: usize, imm: u32) {
+        let wr = &mut self.0[index % N].wr;
+        wr.imm_data_invalidated_rkey_union =
+            imm_data_invalidated_rkey_union_t { imm_data: imm.to_le() };
     }
 
     /// Fills the remote side of entry `index` modulo `N`.
