@@ -10,13 +10,18 @@ compile_error!("panics are contained at the C boundary, which needs panic = \"un
 
 pub mod abi;
 pub mod capi;
+#[deny(unsafe_code)]
 pub mod config;
 pub mod cuda;
+#[deny(unsafe_code)]
 pub mod error;
+#[deny(unsafe_code)]
 pub mod host;
+#[deny(unsafe_code)]
 pub mod log;
 pub mod memory;
 pub mod sync;
 pub mod thread;
+#[deny(unsafe_code)]
 pub mod transport;
 pub mod verbs;

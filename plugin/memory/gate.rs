@@ -139,6 +139,7 @@ pub fn release_pages() {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "a test forks")]
 mod tests {
     use super::*;
 

@@ -8,6 +8,7 @@ pub mod connect;
 pub mod connection;
 pub mod device;
 pub mod events;
+#[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
 pub mod flush;
 pub mod lane;
