@@ -56,6 +56,7 @@ lint: deps
 # lint and tests.
 test: lint
 	@$(MAKE) --no-print-directory dist ffi-programs
+	@$(MAKE) --no-print-directory fuzz SECONDS=5
 	cargo test --workspace $(TEST_FEATURES)
 
 # The model checks alone; `test` includes them.
