@@ -52,12 +52,14 @@ TEST_FEATURES := --features pinrail/provoke-panic
 lint: deps
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	cargo clippy --workspace --all-targets --test lab $(TEST_FEATURES) -- -D warnings
+	cargo clippy --workspace --all-targets $(TEST_FEATURES) -- -D warnings
+	cargo clippy --workspace --test lab $(TEST_FEATURES) -- -D warnings
 
 # Every check but the kernel lab (`make lab`), cheapest first. Two profiles are built: release, which ships, and dev for
 # lint and tests.
 test: lint
 	@$(MAKE) --no-print-directory dist ffi-programs
+	@$(MAKE) --no-print-directory fuzz SECONDS=5
 	cargo test --workspace $(TEST_FEATURES)
 
 # The model checks alone; `test` includes them.
