@@ -40,6 +40,19 @@ fn attempts<R>(f: impl FnOnce(&mut HashMap<u64, Box<Connecting>>) -> R) -> R {
     f(ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
+/// [`enter`] for everything but the data path, which has its own sign: refused in a forked child. What the objects
+/// stand for belongs to the parent, and a close here would end the parent's connection.
+fn enter_owned(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
+    enter(call, || {
+        if objects::in_child() {
+            return Err(Box::new(Error::usage(
+                "called in a forked child: what the parent opened belongs to the parent",
+            )));
+        }
+        body()
+    })
+}
+
 #[cold]
 fn null(what: &'static str) -> Fault {
     Box::new(Error::argument(format!("{what} is NULL")))
@@ -62,7 +75,7 @@ unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result<(), Fault>
 /// init of v6 to v10.
 pub fn init(logger: Logger) -> NcclResult {
     super::logger::set(logger);
-    enter("init", || Ok(net::init().map(drop)?))
+    enter_owned("init", || Ok(net::init().map(drop)?))
 }
 
 /// init of v11 and later.
@@ -75,7 +88,7 @@ pub unsafe fn init_context(
     logger: Logger,
 ) -> NcclResult {
     super::logger::set(logger);
-    enter("init", || {
+    enter_owned("init", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
         let transport = net::init()?;
@@ -92,7 +105,7 @@ fn class(value: Option<c_int>) -> Option<u8> {
 
 /// finalize of v11 and later. NULL is accepted: NCCL 2.28.3 calls it after a failed init.
 pub fn finalize(context: *mut c_void) -> NcclResult {
-    enter("finalize", || {
+    enter_owned("finalize", || {
         if !context.is_null() {
             let context = objects::take::<Context>(context)?;
             drop(context);
@@ -119,7 +132,7 @@ unsafe fn context<'a>(pointer: Option<*mut c_void>) -> crate::error::Result<Opti
 /// # Safety
 /// See the module text.
 pub unsafe fn devices(out: *mut c_int) -> NcclResult {
-    enter("devices", || {
+    enter_owned("devices", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, 0, "ndev") }?;
         // SAFETY: as above.
@@ -136,7 +149,7 @@ pub unsafe fn properties<T>(
     out: *mut T,
     fill: impl FnOnce(&Properties) -> T,
 ) -> NcclResult {
-    enter("getProperties", || {
+    enter_owned("getProperties", || {
         if out.is_null() {
             return Err(null("props"));
         }
@@ -156,7 +169,7 @@ pub unsafe fn make_virtual(
     count: c_int,
     limit: usize,
 ) -> NcclResult {
-    enter("makeVDevice", || {
+    enter_owned("makeVDevice", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, -1, "the device's out-pointer") }?;
         let count = usize::try_from(count).ok().filter(|n| (1..=limit).contains(n));
@@ -179,7 +192,7 @@ pub unsafe fn listen(
     handle: *mut c_void,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter("listen", || {
+    enter_owned("listen", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "listenComm") }?;
         if handle.is_null() {
@@ -207,7 +220,7 @@ pub unsafe fn connect(
     out: *mut *mut c_void,
     traffic_class: Option<c_int>,
 ) -> NcclResult {
-    enter("connect", || {
+    enter_owned("connect", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "sendComm") }?;
         if handle.is_null() {
@@ -264,7 +277,7 @@ pub unsafe fn connect(
 /// # Safety
 /// See the module text.
 pub unsafe fn accept(listener: *mut c_void, out: *mut *mut c_void) -> NcclResult {
-    enter("accept", || {
+    enter_owned("accept", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "recvComm") }?;
         // SAFETY: looked up among live objects; NCCL does not close a listener in use.
@@ -289,7 +302,7 @@ pub unsafe fn reg_mr(
     kind: c_int,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter("regMr", || {
+    enter_owned("regMr", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
         let kind = match kind {
@@ -322,7 +335,7 @@ pub unsafe fn reg_mr_dmabuf(
     fd: c_int,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter("regMrDmaBuf", || {
+    enter_owned("regMrDmaBuf", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
         if !matches!(kind, PTR_HOST | PTR_CUDA | PTR_DMABUF) {
@@ -343,7 +356,7 @@ pub unsafe fn reg_mr_dmabuf(
 
 /// deregMr. NULL is accepted; the communicator may be closed already.
 pub fn dereg_mr(handle: *mut c_void) -> NcclResult {
-    enter("deregMr", || {
+    enter_owned("deregMr", || {
         if !handle.is_null() {
             drop(objects::take::<Region>(handle)?);
         }
@@ -926,7 +939,7 @@ unsafe fn finish(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> R
 }
 
 fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclResult {
-    enter(call, || {
+    enter_owned(call, || {
         drop(objects::take::<T>(pointer)?);
         if objects::users() == 0 {
             forget_attempts();

@@ -15,6 +15,7 @@ use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What kind of object a pointer leads to.
@@ -108,6 +109,16 @@ fn live() -> MutexGuard<'static, BTreeMap<usize, Kind>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The process whose objects are in the table; 0 while there is none that counts as a user.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process is a forked child of the one that uses the plugin. Asked before any lock is taken: a lock that
+/// another thread held during the fork is never released in the child.
+pub fn in_child() -> bool {
+    let owner = OWNER.load(Ordering::Acquire);
+    owner != 0 && owner != std::process::id()
+}
+
 /// Live contexts, listeners and communicators: what keeps the plugin in use. Regions do not.
 pub fn users() -> usize {
     live().values().filter(|k| **k != Kind::Region).count()
@@ -141,6 +152,9 @@ pub fn export<T: Kinded>(value: T) -> *mut c_void {
 fn publish<T: Kinded>(object: Box<Object<T>>) -> *mut c_void {
     let pointer = Box::into_raw(object);
     live().insert(pointer.expose_provenance(), T::KIND);
+    if T::KIND != Kind::Region {
+        OWNER.store(std::process::id(), Ordering::Release);
+    }
     pointer.cast()
 }
 
@@ -203,6 +217,9 @@ pub unsafe fn borrow<'a, T: Kinded>(pointer: *mut c_void) -> Result<&'a T> {
 fn forget(pointer: *mut c_void) -> bool {
     let mut live = live();
     let was_there = live.remove(&pointer.addr()).is_some();
+    if live.values().all(|kind| *kind == Kind::Region) {
+        OWNER.store(0, Ordering::Release);
+    }
     if live.is_empty() {
         *live = BTreeMap::new();
     }
