@@ -23,17 +23,34 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Attempts to connect, by the name that their handle carries.
 static ATTEMPTS: Mutex<Option<HashMap<u64, Box<Connecting>>>> = Mutex::new(None);
 static NEXT_ATTEMPT: AtomicU64 = AtomicU64::new(1);
 
-/// Drops every attempt, and the table: nothing of it outlives the last user of the library.
-fn forget_attempts() {
-    let attempts = ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).take();
-    drop(attempts);
+/// How long nobody polls an attempt that was given up: NCCL polls without a pause.
+const ABANDONED: Duration = Duration::from_secs(2);
+
+/// Drops attempts that were given up without a word: all of them, or those past their deadline or not polled any more.
+/// An empty table keeps no memory: it outlives the library.
+fn forget_attempts(all: bool) {
+    let now = Instant::now();
+    let mut gone = Vec::new();
+    let mut table = ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(attempts) = &mut *table {
+        let over =
+            |a: &Connecting| all || a.deadline < now || now.duration_since(a.polled) > ABANDONED;
+        let tokens: Vec<u64> = attempts.iter().filter(|(_, a)| over(a)).map(|(t, _)| *t).collect();
+        gone.extend(tokens.iter().filter_map(|t| attempts.remove(t)));
+        if attempts.is_empty() {
+            *table = None;
+        }
+    }
+    drop(table);
+    // Verbs run here, after the lock was released.
+    drop(gone);
 }
 
 fn attempts<R>(f: impl FnOnce(&mut HashMap<u64, Box<Connecting>>) -> R) -> R {
@@ -75,7 +92,7 @@ unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result<(), Fault>
 /// init of v6 to v10.
 pub fn init(logger: Logger) -> NcclResult {
     super::logger::set(logger);
-    enter_owned("init", || Ok(net::init().map(drop)?))
+    enter_owned("init", || Ok(net::init(|_| ())?))
 }
 
 /// init of v11 and later.
@@ -91,8 +108,12 @@ pub unsafe fn init_context(
     enter_owned("init", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
-        let transport = net::init()?;
-        let context = objects::export(Context { transport, traffic_class: class(traffic_class) });
+        let context = net::init(|transport| {
+            objects::export(Context {
+                transport: Arc::clone(transport),
+                traffic_class: class(traffic_class),
+            })
+        })?;
         // SAFETY: as above.
         unsafe { put(out, context, "the context's out-pointer") }
     })
@@ -110,7 +131,7 @@ pub fn finalize(context: *mut c_void) -> NcclResult {
             let context = objects::take::<Context>(context)?;
             drop(context);
             if objects::users() == 0 {
-                forget_attempts();
+                forget_attempts(true);
             }
             net::release(true);
         }
@@ -229,9 +250,11 @@ pub unsafe fn connect(
         let buffer = handle.cast::<[u8; HANDLE_BYTES]>();
         // SAFETY: NCCL's handle buffer has this size; it may be unaligned.
         let mut bytes = unsafe { buffer.read_unaligned() };
-        let attempt = match wire::token(&bytes).map(|t| (t, attempts(|a| a.remove(&t)))) {
-            Some((_, Some(attempt))) => attempt,
-            Some((_, None)) => {
+        // First of all, and every time: what the handle says of an attempt means nothing in another transport's handle.
+        let peer = Handle::read(&bytes)?;
+        let attempt = match wire::token(&bytes).map(|t| attempts(|a| a.remove(&t))) {
+            Some(Some(attempt)) => attempt,
+            Some(None) => {
                 return Err(Box::new(Error::usage("this attempt to connect has ended already")));
             }
             None => {
@@ -239,11 +262,9 @@ pub unsafe fn connect(
                 let context = unsafe { context(ctx) }?;
                 let transport = net::transport(context)?;
                 let class = context.and_then(|c| c.traffic_class).or(class(traffic_class));
-                let now = Instant::now();
-                // Attempts that NCCL gave up without a word.
-                attempts(|a| a.retain(|_, attempt| attempt.deadline > now));
-                let peer = Handle::read(&bytes)?;
-                Box::new(Connecting::start(&transport, transport.rails(device)?, peer, class)?)
+                forget_attempts(false);
+                let rails = transport.rails(device)?;
+                Box::new(Connecting::start(&transport, rails, peer, class)?)
             }
         };
         match attempt.step() {
@@ -942,7 +963,7 @@ fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclRe
     enter_owned(call, || {
         drop(objects::take::<T>(pointer)?);
         if objects::users() == 0 {
-            forget_attempts();
+            forget_attempts(false);
         }
         net::release(false);
         Ok(())

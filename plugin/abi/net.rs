@@ -21,16 +21,17 @@ fn state() -> MutexGuard<'static, Option<Arc<Transport>>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads settings and finds devices, unless somebody is using the plugin already.
+/// Reads settings and finds devices, unless somebody is using the plugin already; then calls `with`, before anybody else
+/// can take the state away again.
 ///
 /// # Errors
 /// The verbs library or the devices cannot be used: NCCL then moves on to its next network.
-pub fn init() -> Result<Arc<Transport>> {
+pub fn init<R>(with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
     let mut state = state();
     if let Some(transport) = &*state
         && objects::users() > 0
     {
-        return Ok(Arc::clone(transport));
+        return Ok(with(transport));
     }
     let (settings, notices) = Settings::from_process();
     crate::log::set_level(&settings);
@@ -50,8 +51,9 @@ pub fn init() -> Result<Arc<Transport>> {
         tracing::info!("not used: {e}");
         e.repeated()
     })?;
-    *state = Some(Arc::clone(&transport));
-    Ok(transport)
+    let result = with(&transport);
+    *state = Some(transport);
+    Ok(result)
 }
 
 /// The state that init made.

@@ -82,6 +82,11 @@ impl PageOwned {
         self.base.as_ptr().cast()
     }
 
+    /// The first byte; good for the whole mapping as long as this lives.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
     /// Address of the first byte.
     pub fn addr(&self) -> usize {
         self.base.as_ptr() as usize

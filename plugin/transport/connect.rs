@@ -30,6 +30,8 @@ pub struct Connecting {
     stage: Stage,
     /// When the attempt is given up.
     pub deadline: Instant,
+    /// When it was last polled.
+    pub polled: Instant,
     dials: u32,
     gate: Gate,
 }
@@ -71,7 +73,6 @@ impl Connecting {
         traffic_class: Option<u8>,
     ) -> Result<Self> {
         let settings = &transport.settings;
-        let dial = Dial::start(handle.addr)?;
         let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
         let sizes =
             Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
@@ -81,7 +82,9 @@ impl Connecting {
             transport: Arc::clone(transport),
             setup: Some(setup),
             traffic_class,
-            stage: Stage::Dial(dial),
+            // The first call dials.
+            stage: Stage::Pause(Instant::now()),
+            polled: Instant::now(),
             deadline: Instant::now() + settings.connect_timeout,
             dials: 0,
             gate: Gate::new()?,
@@ -106,6 +109,7 @@ impl Connecting {
     pub fn step(
         mut self: Box<Self>,
     ) -> Result<std::result::Result<Box<Comm<SendComm>>, Box<Self>>> {
+        self.polled = Instant::now();
         loop {
             let name = self.stage.name();
             let before = std::mem::discriminant(&self.stage);
@@ -145,26 +149,26 @@ impl Connecting {
                     Stage::AwaitReply(channel)
                 }
                 Ok(pending) => Stage::Dial(pending),
-                Err(e)
-                    if is_transient(&e)
-                        && self.dials < self.transport.settings.socket_retry_cnt =>
-                {
-                    self.dials += 1;
-                    tracing::info!("{e}; trying again ({})", self.dials);
-                    Stage::Pause(
-                        Instant::now() + self.transport.settings.socket_retry_sleep * self.dials,
-                    )
-                }
-                Err(e) => return Err(e.blamed(Blame::Remote)),
+                Err(e) => self.dial_again(e)?,
             },
-            Stage::Pause(until) if Instant::now() >= until => {
-                Stage::Dial(Dial::start(self.handle.addr)?)
-            }
+            Stage::Pause(until) if Instant::now() >= until => match Dial::start(self.handle.addr) {
+                Ok(dial) => Stage::Dial(dial),
+                Err(e) => self.dial_again(e)?,
+            },
             Stage::Pause(until) => Stage::Pause(until),
             Stage::AwaitReply(mut channel) => {
                 channel.flush()?;
                 match channel.receive()? {
                     None => Stage::AwaitReply(channel),
+                    Some(Message::Reply(end))
+                        if end.rails.len() != usize::from(self.handle.rails) =>
+                    {
+                        return Err(Error::remote(format!(
+                            "the listener answers with {} rails, its handle said {}",
+                            end.rails.len(),
+                            self.handle.rails
+                        )));
+                    }
                     Some(Message::Reply(end)) => Stage::BringUp(channel, Box::new(end)),
                     Some(Message::Refusal(text)) => {
                         return Err(Error::remote(format!("the peer refuses: {text}")));
@@ -203,6 +207,17 @@ impl Connecting {
             }
         };
         Ok(None)
+    }
+
+    /// What to do after a connection attempt that failed.
+    fn dial_again(&mut self, e: Error) -> Result<Stage> {
+        let settings = &self.transport.settings;
+        if !is_transient(&e) || self.dials >= settings.socket_retry_cnt {
+            return Err(e.blamed(Blame::Remote));
+        }
+        self.dials += 1;
+        tracing::info!("{e}; trying again ({})", self.dials);
+        Ok(Stage::Pause(Instant::now() + settings.socket_retry_sleep * self.dials))
     }
 
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {

@@ -110,8 +110,15 @@ impl Setup {
             let on_rail = (index..lanes).step_by(rails.len()).count() as u32;
             // Every slot of every queue can complete once, and nothing else completes here, so the queue cannot overrun.
             let entries = on_rail * (sizes.send + sizes.recv) + sizes.extra;
-            let limit = rail.device.max_cqe.max(1);
-            cqs.push(CompletionQueue::new(&rail.open.context, entries.min(limit))?);
+            let limit = rail.device.max_cqe;
+            if entries > limit {
+                return Err(Error::usage(format!(
+                    "{}: {on_rail} queue pairs need a completion queue of {entries} entries, the device has {limit}; \
+                     lower NCCL_IB_QPS_PER_CONNECTION",
+                    rail.device.port.label
+                )));
+            }
+            cqs.push(CompletionQueue::new(&rail.open.context, entries)?);
         }
         let mut qps = Vec::with_capacity(lanes);
         for lane in 0..lanes {

@@ -230,12 +230,28 @@ impl Shared {
             for event in &ready {
                 let key = event.data.u64();
                 if let Some(peer) = table.peers.get_mut(&key) {
-                    if let Some(state) = peer.look() {
-                        peer.gate.report(state);
-                        self.forget(peer.channel.stream());
+                    match peer.look() {
+                        Look::Well => {}
+                        Look::Over(state) => {
+                            peer.gate.report(state);
+                            self.forget(peer.channel.stream());
+                        }
+                        Look::Lost(e) => {
+                            // RDMA has timeouts of its own; a data network that is well must not suffer.
+                            tracing::warn!(
+                                "the side channel is lost ({e}); the connection goes on without"
+                            );
+                            self.forget(peer.channel.stream());
+                        }
                     }
                 } else if let Some(device) = table.devices.get(&key) {
                     device.look(self.return_fatal);
+                    let flags = event.flags;
+                    if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+                        // The descriptor stays in this state for ever: the device is gone.
+                        device.lost(self.return_fatal);
+                        self.forget(device.open.context.async_fd());
+                    }
                 }
             }
         }
@@ -250,24 +266,51 @@ fn non_blocking(open: &OpenDevice) -> Result<()> {
 }
 
 impl PeerWatch {
-    /// What the side channel says now; `None` while the peer is well.
-    fn look(&mut self) -> Option<GateState> {
+    /// What the side channel says now.
+    fn look(&mut self) -> Look {
         match self.channel.receive() {
-            Ok(None) => None,
-            Ok(Some(Message::Bye)) => Some(GateState::PeerClosed),
+            Ok(None) => Look::Well,
+            Ok(Some(Message::Bye)) => Look::Over(GateState::PeerClosed),
             Ok(Some(other)) => {
                 tracing::warn!(
                     "{}: unexpected message {other:?} after connecting",
                     self.channel.peer()
                 );
-                Some(GateState::PeerGone)
+                Look::Over(GateState::PeerGone)
             }
-            Err(_) => Some(GateState::PeerGone),
+            // The network between, not the peer: nothing is known about the process.
+            Err(e)
+                if matches!(
+                    e.errno(),
+                    Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN)
+                ) =>
+            {
+                Look::Lost(e)
+            }
+            Err(_) => Look::Over(GateState::PeerGone),
         }
     }
 }
 
+/// What a side channel says.
+enum Look {
+    /// Nothing.
+    Well,
+    /// The peer ended the connection.
+    Over(GateState),
+    /// The channel itself broke.
+    Lost(Error),
+}
+
 impl DeviceWatch {
+    /// The device was removed or reset under us.
+    fn lost(&self, return_fatal: bool) {
+        tracing::warn!("{}: the device is gone", self.open.context.name());
+        if return_fatal {
+            self.users.iter().for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+        }
+    }
+
     fn look(&self, return_fatal: bool) {
         while let Some(event) = self.open.context.take_async_event() {
             let name = self.open.context.name();

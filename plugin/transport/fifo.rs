@@ -132,7 +132,7 @@ impl CreditFifo {
     /// A grid at the start of `pages`.
     pub fn new(pages: Arc<PageOwned>, stride: usize) -> Self {
         assert!(pages.len() >= Self::bytes(stride) && stride.is_multiple_of(HALF));
-        Self { base: NonNull::from(pages.u64_at(0)), stride, pages }
+        Self { base: pages.base().cast(), stride, pages }
     }
 
     /// Bytes of one entry.
@@ -153,10 +153,10 @@ impl CreditFifo {
         (self.pages.addr() + self.offset(slot, member)) as u64
     }
 
-    /// The four words of the first entry of `slot` in a FIFO of one-half entries.
+    /// The four words of the first entry of `slot` in a FIFO of one-half entries; in one of long entries some other words
+    /// of the grid.
     #[inline(always)]
     fn short_half(&self, slot: usize) -> NonNull<[AtomicU64; HALF / 8]> {
-        debug_assert!(self.is_short());
         // SAFETY: `new` checked that the mapping holds the whole grid, of which this is an entry; the mapping lives as
         // long as `pages`.
         unsafe { self.base.byte_add(slot % SLOTS * (MEMBERS * HALF)).cast() }

@@ -101,7 +101,7 @@ impl Listener {
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + timeout);
         if self.accepting.is_none() {
             self.take_connections()?;
-            self.hear_strangers();
+            self.hear_strangers()?;
         }
         let mut stage = "waiting for the peer to connect";
         if let Some(accepting) = self.accepting.take() {
@@ -130,7 +130,11 @@ impl Listener {
             match self.socket.accept() {
                 Ok((stream, addr)) => {
                     if self.strangers.len() == MAX_STRANGERS {
-                        self.strangers.remove(0);
+                        // Who has said something is heard first; only the silent are dropped.
+                        self.hear_strangers()?;
+                        if self.strangers.len() == MAX_STRANGERS {
+                            self.strangers.remove(0);
+                        }
                     }
                     match Channel::new(stream, addr) {
                         Ok(channel) => self.strangers.push((channel, Instant::now())),
@@ -158,7 +162,10 @@ impl Listener {
     }
 
     /// Listens to everybody who has not said hello; the one with the nonce becomes the peer.
-    fn hear_strangers(&mut self) {
+    ///
+    /// # Errors
+    /// The peer came, and its connection cannot be set up here. It is told so.
+    fn hear_strangers(&mut self) -> Result<()> {
         for (mut channel, since) in std::mem::take(&mut self.strangers) {
             match channel.receive() {
                 Ok(None) if since.elapsed() < self.transport.settings.connect_timeout => {
@@ -173,7 +180,10 @@ impl Listener {
                             self.accepting =
                                 Some(Accepting { channel, setup, hello, stage: Stage::BringUp });
                         }
-                        Err(e) => refuse(&mut channel, &e),
+                        Err(e) => {
+                            refuse(&mut channel, &e);
+                            return Err(e);
+                        }
                     }
                 }
                 Ok(_) => {
@@ -186,6 +196,7 @@ impl Listener {
                 }
             }
         }
+        Ok(())
     }
 
     fn begin(&self, channel: &mut Channel, hello: &End) -> Result<Setup> {

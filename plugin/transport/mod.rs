@@ -25,6 +25,7 @@ use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
 use crate::host::sysfs::Sysfs;
 use crate::memory::region::Regions;
+use crate::memory::registry::{Registered, Registry};
 use crate::memory::{Gate, GateState, Region, RegionKind};
 use crate::verbs::Verbs;
 use crate::verbs::mr::Access;
@@ -154,6 +155,25 @@ impl CommShared {
         Ok(())
     }
 
+    /// Registers on every rail, with relaxed ordering if that is to be had.
+    fn on_all_rails(
+        &self,
+        register: impl Fn(&Arc<Registry>, Access) -> Result<Arc<Registered>>,
+    ) -> Result<Vec<Arc<Registered>>> {
+        let access = self.transport.bulk_access()?;
+        let all = |access| self.rails.iter().map(|r| register(&r.open.registry, access)).collect();
+        let first: Result<Vec<_>> = all(access);
+        first.or_else(|e| {
+            // A device may refuse optional access bits; only where the operator did not demand them.
+            let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
+            if e.errno() != Some(libc::EINVAL) || !access.is_relaxed() || required {
+                return Err(e);
+            }
+            tracing::info!("{e}; trying without relaxed ordering");
+            all(Access::BULK)
+        })
+    }
+
     /// Registers `len` bytes at `addr` on every rail. Safe against the data path of the same communicator.
     ///
     /// # Errors
@@ -166,22 +186,7 @@ impl CommShared {
                  (nvidia_peermem) is loaded; load it, or let NCCL use DMA-BUF"
             )));
         }
-        let access = self.transport.bulk_access()?;
-        let on_all = |access: Access| {
-            self.rails
-                .iter()
-                .map(|rail| rail.open.registry.register(addr, len, access))
-                .collect::<Result<Vec<_>>>()
-        };
-        let registered = on_all(access).or_else(|e| {
-            // A device may refuse optional access bits; only where the operator did not demand them.
-            let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
-            if e.errno() != Some(libc::EINVAL) || !access.is_relaxed() || required {
-                return Err(e);
-            }
-            tracing::info!("{e}; trying without relaxed ordering");
-            on_all(Access::BULK)
-        });
+        let registered = self.on_all_rails(|registry, access| registry.register(addr, len, access));
         let registered = registered.map_err(|e| {
             let memory = Driver::loaded().map_or(MemoryKind::Unknown, |d| d.kind(addr as u64));
             e.context(format_args!(
@@ -203,12 +208,10 @@ impl CommShared {
         fd: BorrowedFd<'_>,
     ) -> Result<Region> {
         self.refuse_in_child()?;
-        let access = self.transport.bulk_access()?;
         let registered = self
-            .rails
-            .iter()
-            .map(|rail| rail.open.registry.register_dmabuf(addr, len, fd, offset, access))
-            .collect::<Result<Vec<_>>>()
+            .on_all_rails(|registry, access| {
+                registry.register_dmabuf(addr, len, fd, offset, access)
+            })
             .map_err(|e| e.context(format_args!("regMrDmaBuf of {len} bytes at {addr:#x}")))?;
         Ok(self.regions.add(addr, len, RegionKind::DmaBuf, registered))
     }

@@ -4,7 +4,7 @@
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
 use super::comm::{Peer, Progress, Watchdog, completion_error};
-use super::fifo::{Credit, CreditFifo, SLOTS, SizeRecords};
+use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
@@ -200,14 +200,11 @@ impl Credits {
 const NO_REQUEST: u16 = u16::MAX;
 /// In [`Slot::usual`]: nothing is awaited. No usual answer has this value, because it has a record.
 const NOTHING: u32 = u32::MAX;
-/// In [`Slot::usual`]: the answer to several members is awaited.
-const SEVERAL: u32 = u32::MAX - 1;
-
 /// One advertised receive.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// The immediate of the usual answer to a receive with one member: one part without a record. Or [`NOTHING`] or
-    /// [`SEVERAL`].
+    /// The immediate of the usual answer to a receive with one member: one part without a record. For several members
+    /// one that can never come to this slot. Else [`NOTHING`].
     usual: u32,
     /// Bytes advertised for the only member.
     limit: u32,
@@ -218,6 +215,8 @@ struct Slot {
     members: u8,
     /// Parts that came in so far.
     arrived: u8,
+    /// The high byte of the first part's immediate, which all parts share: their number and whether there is a record.
+    shape: u8,
     /// Their bytes.
     bytes: u32,
     /// For several members: the immediate of one part without a record.
@@ -230,6 +229,7 @@ const IDLE: Slot = Slot {
     request: NO_REQUEST,
     members: 1,
     arrived: 0,
+    shape: 0,
     bytes: 0,
     several: 0,
 };
@@ -244,7 +244,8 @@ impl Slot {
 
     /// Starts waiting, from idle, for the answer to a receive with `members` members, more than one.
     fn await_several(&mut self, sequence: u32, members: u8) {
-        self.usual = SEVERAL;
+        // The neighbour's sequence: immediates with it are looked up in the neighbour's slot.
+        self.usual = Imm::new(sequence ^ 1, 1, true).0;
         self.several = Imm::new(sequence, 1, false).0;
         self.members = members;
     }
@@ -257,11 +258,8 @@ impl Slot {
 
     /// Whether `imm` ends a part of the receive that this slot waits for.
     fn is_answered_by(&self, imm: Imm) -> bool {
-        match self.usual {
-            NOTHING => false,
-            SEVERAL => imm.matches(self.several),
-            usual => imm.matches(usual),
-        }
+        let usual = if self.members > 1 { self.several } else { self.usual };
+        self.is_waiting() && imm.matches(usual)
     }
 }
 
@@ -283,12 +281,12 @@ pub struct RecvComm {
     pump: Pump,
     /// Number of the next receive.
     next: u32,
-    shadow: CreditFifo,
     credits: Credits,
     lanes: Vec<RecvLane>,
     pool: RequestPool,
     slots: [Slot; SLOTS],
-    records: SizeRecords,
+    /// Bytes advertised for each member, where there are several.
+    limits: Box<[[u32; MEMBERS]; SLOTS]>,
     flush: Vec<FlushQp>,
     flush_wrs: FlushWrs,
     flushes: u64,
@@ -300,8 +298,11 @@ pub struct RecvComm {
     failure: Option<Fault>,
     /// Why the last [`Self::try_irecv`] could not post.
     post_errno: i32,
-    // Dropped after the queue pairs.
+    // Dropped after the queue pairs, and the memory after its registrations: its address may be mapped again at once,
+    // and must not be found registered then.
     local: Vec<Arc<Registered>>,
+    shadow: CreditFifo,
+    records: SizeRecords,
 }
 
 /// Scratch for posting flushes.
@@ -352,11 +353,10 @@ impl RecvComm {
             },
             pump,
             next: 0,
-            shadow,
             credits,
             lanes,
             slots: [IDLE; SLOTS],
-            records,
+            limits: Box::new([[0; MEMBERS]; SLOTS]),
             flush: route.flush,
             flush_wrs: FlushWrs(SendChain::new(1)),
             flushes: 0,
@@ -368,6 +368,8 @@ impl RecvComm {
             failure: None,
             post_errno: 0,
             local: route.local,
+            shadow,
+            records,
         }
     }
 
@@ -439,7 +441,7 @@ impl RecvComm {
         }
     }
 
-    /// Advertises a receive of `members`, 1 to [`super::fifo::MEMBERS`]. `None`: as many as can be in flight are; call
+    /// Advertises a receive of `members`, 1 to [`MEMBERS`]. `None`: as many as can be in flight are; call
     /// again.
     ///
     /// `optional`: the caller detects arrival in the data and accepts a request that is complete at once; only for a
@@ -473,6 +475,7 @@ impl RecvComm {
                 _ => return Err(out_of_region(&posted)),
             };
             limit = posted.len;
+            self.limits[index][member % MEMBERS] = posted.len;
             self.shadow.fill(
                 index,
                 member,
@@ -558,7 +561,9 @@ impl RecvComm {
         self.pool.take_own(request);
         hand_out(request);
         self.flushes += 1;
-        match flush.post_usual(number, Remote { addr, rkey: region.rkeys()[0] }) {
+        match flush
+            .post_usual(number, Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] })
+        {
             Ok(()) => Start::Started,
             Err(errno) => {
                 self.post_errno = errno;
@@ -574,7 +579,7 @@ impl RecvComm {
     /// The connection failed, the address is not inside the region, or more flushes are in flight than receives can be.
     pub fn iflush(&mut self, addr: u64, region: &Region) -> Result<Option<&Request>, Fault> {
         if !self.pump.gate().is_open() {
-            self.attention(true)?;
+            self.local_attention()?;
         }
         if !region.contains(addr, 1) {
             return Err(Box::new(Error::argument(format!(
@@ -772,6 +777,11 @@ impl RecvComm {
         if !slot.is_answered_by(imm) {
             return Err(self.unexpected(imm));
         }
+        if slot.arrived == 0 {
+            slot.shape = imm.shape();
+        } else if slot.shape != imm.shape() {
+            return Err(self.unexpected(imm));
+        }
         slot.bytes = slot.bytes.saturating_add(bytes);
         slot.arrived += 1;
         if u32::from(slot.arrived) == imm.parts() {
@@ -802,7 +812,9 @@ impl RecvComm {
         }
         let members = usize::from(slot.members);
         let sizes = self.records.read(index, members);
-        if sizes[..members].iter().any(|s| i32::try_from(*s).is_err()) {
+        let single = [slot.limit; MEMBERS];
+        let limits = if members == 1 { &single } else { &self.limits[index] };
+        if sizes[..members].iter().zip(limits).any(|(size, limit)| size > limit) {
             return Err(self.unexpected(imm));
         }
         if let Some(request) = self.waiting(index, slot) {
@@ -842,6 +854,15 @@ impl RecvComm {
         match self.watchdog.judge(state, starting, &self.peer) {
             Some(error) => Err(self.fail(error)),
             None => Ok(()),
+        }
+    }
+
+    /// As [`Self::attention`] for work that the peer has no part in: it may be gone.
+    fn local_attention(&mut self) -> Result<(), Fault> {
+        match (&self.failure, self.pump.gate().state()) {
+            (Some(failure), _) => Err(Box::new(failure.repeated())),
+            (None, GateState::PeerClosed | GateState::PeerGone) => Ok(()),
+            (None, _) => self.attention(true),
         }
     }
 

@@ -439,6 +439,12 @@ impl SendComm {
                 self.peer
             ))));
         }
+        if self.forming.members != 0 && self.forming.members != members {
+            return Err(self.fail(Error::remote(format!(
+                "{}: an advertised receive changed from {} to {members} members",
+                self.peer, self.forming.members
+            ))));
+        }
         let mut found = None;
         for member in 0..members {
             // Entries of one receive are written together, but the head may become visible first.
@@ -717,8 +723,8 @@ impl SendComm {
                             .for_each(Request::complete);
                     }
                 }
-                (_, Some(lane)) => lane.complete(id.position()),
-                (_, None) => {}
+                (Some(Kind::Progress), Some(lane)) => lane.complete(id.position()),
+                _ => {}
             }
         }
         if self.forming.cursor.is_some() {

@@ -51,6 +51,12 @@ impl Imm {
         (self.0 ^ sequence) & 0xff_ffff == 0
     }
 
+    /// Everything but the sequence: the number of parts and whether there is a record.
+    #[inline(always)]
+    pub fn shape(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+
     /// The low bits of the sequence.
     #[inline(always)]
     pub fn sequence(self) -> u32 {
