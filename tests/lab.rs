@@ -60,6 +60,14 @@ fn a_crashed_guest_is_no_result() {
 }
 
 #[test]
+fn a_guest_that_does_not_boot_is_tried_three_times() {
+    let output = lab("run", &["--no-rdma", "--", "true"]).env("LAB_BOOT_TIMEOUT", "0").output();
+    let output = output.expect("lab/run starts");
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(text(&output.stderr).matches("starting it again").count(), 2);
+}
+
+#[test]
 fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
