@@ -398,6 +398,44 @@ static void strangers_on_the_socket(int version)
     net_stop(&net);
 }
 
+/* A handle of another transport, with bytes where this one keeps its own state: said to be foreign, every time. */
+static void another_transports_handle(int version)
+{
+    struct net net;
+    net_start(&net, version);
+    for (int round = 0; round < 3; round++) {
+        char handle[HANDLE];
+        void *send = GARBAGE;
+        memset(handle, 1 + round, sizeof handle);
+        for (int call = 0; call < 2; call++) {
+            size_t mark = log_mark();
+            CHECK(ffi_is_error(net_connect(&net, 0, handle, &send)));
+            CHECK(send == NULL || send == GARBAGE);
+            CHECK_EQ(log_matches_since(mark, "was not made by pinrail"), 1);
+        }
+    }
+    net_stop(&net);
+}
+
+/* The last ends of an older communicator close while an attempt to connect is under way: that one goes on. */
+static void closing_others_meanwhile(int version)
+{
+    struct net net;
+    struct pair others;
+    char handle[HANDLE] = {0};
+    void *listener = NULL, *send = NULL;
+    net_start(&net, version);
+    CHECK_OK(net_listen(&net, 0, handle, &listener));
+    CHECK_OK(net_close_listen(&net, listener)); /* refused, which a network that is coming up does too */
+    CHECK_PTR(try_connect(&net, 0, handle), NULL);
+    pair_open(&net, 0, &others);
+    CHECK_PTR(try_connect(&net, 0, handle), NULL);
+    pair_close(&others);
+    CHECK_OK(net_connect(&net, 0, handle, &send)); /* still trying, not "ended" */
+    CHECK_PTR(send, NULL);
+    net_stop(&net);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(one_process_one_thread),
     EACH(default_interface),
@@ -414,5 +452,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(listener_without_accept),
     EACH(listener_closed_half_way),
     EACH(strangers_on_the_socket),
+    EACH(another_transports_handle),
+    EACH(closing_others_meanwhile),
     {0},
 };

@@ -301,6 +301,10 @@ static void child_of_a_fork_is_refused(int version)
         CHECK_REFUSED(net_isend(&desk.net, desk.pair.send, desk.from.data, LENGTH, 0, desk.from_mr, &request));
         CHECK_REFUSED(net_test(&desk.net, receive, &done, NULL));
         CHECK_REFUSED(net_reg_mr(&desk.net, desk.pair.send, desk.from.data, LENGTH, NCCL_PTR_HOST, &mr));
+        /* Ends, too: what they would end is the parent's. */
+        CHECK_REFUSED(net_dereg_mr(&desk.net, desk.pair.send, desk.from_mr));
+        CHECK_REFUSED(net_close_send(&desk.net, desk.pair.send));
+        CHECK_REFUSED(net_close_recv(&desk.net, desk.pair.recv));
         _exit(0);
     }
     CHECK_EQ(waitpid(child, &status, 0), child);

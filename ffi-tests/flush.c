@@ -307,6 +307,31 @@ static void held_then_released(int version)
     desk_close(&desk);
 }
 
+/* The sender has everything acknowledged and closes in order; what was received must still become visible. */
+static void after_the_sender_closed(int version)
+{
+    struct desk desk;
+    int sizes[1] = {64};
+    desk_open(&desk, version);
+    void *receive = irecv(&desk.net, desk.pair.recv, desk.to.data, 64, 0, desk.to_mr);
+    void *send = isend(&desk.net, desk.pair.send, desk.from.data, 64, 0, desk.from_mr);
+    wait_done(&desk.net, send, NULL);
+    CHECK_EQ(wait_size(&desk.net, receive), 64);
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, desk.from_mr));
+    CHECK_OK(net_close_send(&desk.net, desk.pair.send));
+    desk.pair.send = NULL;
+    /* The goodbye is noticed at some moment of this. */
+    for (int i = 0; i < 3000; i++) {
+        void *request = flush(&desk, 1, sizes);
+        CHECK(request != NULL);
+        wait_done(&desk.net, request, NULL);
+        ffi_yield();
+    }
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, desk.to_mr));
+    CHECK_OK(net_close_recv(&desk.net, desk.pair.recv));
+    net_stop(&desk.net);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(nothing_to_flush),
     EACH(no_sizes),
@@ -320,5 +345,6 @@ const struct ffi_case ffi_cases[] = {
     EACH(dmabuf_with_a_bad_descriptor),
     EACH(closed_with_a_flush_outstanding),
     EACH(held_then_released),
+    EACH(after_the_sender_closed),
     {0},
 };

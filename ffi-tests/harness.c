@@ -253,6 +253,7 @@ static void set_environment(void)
     setenv("SOFTRNIC_FABRIC", fabric, 0);
     setenv("NCCL_IBVERBS_LIB", softrnic_path(), 0);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_SOCKET_RETRY_CNT", "3", 0); /* a listener that is gone is given up soon */
 }
 
 static int list_cases(void)

@@ -262,6 +262,20 @@ static void with_work_in_flight(int version)
     }
 }
 
+/* The application unloads the library with connections open. They are lost to it, but nothing may run where nothing is. */
+static void with_connections_open(int version)
+{
+    struct net nets[5];
+    for (int i = 0; i < 5; i++) {
+        struct pair pair;
+        net_start(&nets[i], version);
+        pair_open(&nets[i], 0, &pair);
+        if (i % 2) pair_message(&pair, 1000, 0, 1);
+        CHECK_EQ(dlclose(nets[i].library), 0);
+        for (int k = 0; k < 100; k++) ffi_yield();
+    }
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(twenty_times),
     EACH(twenty_times_with_4_qps_and_8_pairs),
@@ -273,5 +287,6 @@ const struct ffi_case ffi_cases[] = {
     EACH(thread_outlives_the_library),
     EACH(after_failures),
     EACH(with_work_in_flight),
+    EACH(with_connections_open),
     {0},
 };

@@ -17,6 +17,41 @@ type Body = Box<dyn FnOnce() + Send>;
 pub struct Thread {
     id: libc::pthread_t,
     joined: bool,
+    // Given back after the thread has ended.
+    _library: Option<Library>,
+}
+
+/// A reference on the shared object that this code is in: it stays mapped while a thread runs in it, even if the
+/// application unloads it with connections open.
+#[derive(Debug)]
+struct Library(ptr::NonNull<c_void>);
+
+// SAFETY: a dlopen handle may be closed on any thread.
+unsafe impl Send for Library {}
+
+impl Library {
+    /// `None` where this code is part of the program itself.
+    fn own() -> Option<Self> {
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: the address of a function of this object, and a valid out-pointer.
+        let found = unsafe { libc::dladdr(run as *const c_void, info.as_mut_ptr()) };
+        // SAFETY: all-zero is a value of this struct of pointers; dladdr filled it if it found something.
+        let info = unsafe { info.assume_init() };
+        if found == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: the loader's own name of the object, NUL-terminated; NOLOAD only takes a reference.
+        let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        ptr::NonNull::new(handle).map(Self)
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from dlopen and is closed once. Not the last reference: whoever called into this
+        // object holds another.
+        unsafe { libc::dlclose(self.0.as_ptr()) };
+    }
 }
 
 impl Thread {
@@ -25,6 +60,8 @@ impl Thread {
     /// # Errors
     /// The process may not have more threads.
     pub fn spawn(name: &std::ffi::CStr, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+        // Before the thread exists: it may be scheduled at any time.
+        let library = Library::own();
         let body: Box<Body> = Box::new(Box::new(body));
         let argument = Box::into_raw(body);
         let mut id = MaybeUninit::<libc::pthread_t>::uninit();
@@ -48,7 +85,7 @@ impl Thread {
         let id = unsafe { id.assume_init() };
         // SAFETY: the thread is not joined yet; a name that is too long is refused, which does no harm.
         unsafe { libc::pthread_setname_np(id, name.as_ptr()) };
-        Ok(Self { id, joined: false })
+        Ok(Self { id, joined: false, _library: library })
     }
 
     /// Waits until the thread has ended.

@@ -82,6 +82,8 @@ programs! {
     }
     connect {
         each: [
+            another_transports_handle,
+            closing_others_meanwhile,
             one_process_one_thread,
             default_interface,
             each_device,
@@ -178,6 +180,7 @@ programs! {
     }
     flush {
         each: [
+            after_the_sender_closed,
             nothing_to_flush,
             no_sizes,
             one_read_each,
@@ -259,6 +262,7 @@ programs! {
     }
     unload {
         each: [
+            with_connections_open,
             twenty_times,
             twenty_times_with_4_qps_and_8_pairs,
             twenty_times_init_only,

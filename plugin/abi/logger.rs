@@ -37,7 +37,11 @@ fn emit(level: Level, file: &str, line: u32, text: &str) {
         Level::INFO => 3,
         _ => 5,
     };
-    let printable = |s: &str| CString::new(s.replace('\0', "?")).unwrap_or_default();
+    // Text from outside, such as settings, must not be able to forge lines or steer a terminal.
+    let printable = |s: &str| {
+        let s: String = s.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        CString::new(s).unwrap_or_default()
+    };
     let (file, text) = (printable(file), printable(&format!("NET/pinrail: {text}")));
     // SAFETY: NUL-terminated strings that live through the call. The text is an argument, never the format.
     unsafe {

@@ -160,8 +160,11 @@ fn ranged(text: &OsStr, form: &Form) -> Result<(Option<i64>, bool), Refused> {
     let (min, max) = match *form {
         Form::Flag => (0, 1),
         Form::Number { min, max, .. } => (min, max),
-        Form::NumberOr { special, stands_for, .. } if number == special => {
-            return Ok((stands_for, false));
+        // Whoever goes below the number that means "not set" means that, not the least value.
+        Form::NumberOr { special, stands_for, min, .. }
+            if number == special || (number < special && special < min) =>
+        {
+            return Ok((stands_for, number != special));
         }
         Form::NumberOr { min, max, .. } => (min, max),
         Form::Words(_) | Form::Text(_) => return Err(Refused),
@@ -299,7 +302,7 @@ mod tests {
         let read =
             |text| <Option<u8>>::read(OsStr::new(text), &MAYBE).map(|r| (r.value, r.clamped));
         assert_eq!(read("-1"), Ok((None, false)));
-        assert_eq!(read("-2"), Ok((Some(0), true)));
+        assert_eq!(read("-2"), Ok((None, true)));
         assert_eq!(read("256"), Ok((Some(255), true)));
         assert_eq!(read("106"), Ok((Some(106), false)));
     }
