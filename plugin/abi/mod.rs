@@ -5,9 +5,11 @@
 
 pub mod boundary;
 pub mod calls;
+pub mod completion;
 pub mod logger;
 pub mod net;
 pub mod objects;
+pub mod transfer;
 pub mod types;
 
 pub mod v10;

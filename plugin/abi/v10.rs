@@ -1,7 +1,7 @@
 //! ABI v10: NCCL 2.26 and 2.27. Adds a traffic class per connection and profiler handles per transfer.
 
 use super::types::{Logger, NAME, NcclResult, ProfilerCallback, Table};
-use super::{calls, v6, v7, v8, v9};
+use super::{calls, transfer, v6, v7, v8, v9};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::isend(comm, data, size, tag, handle, request) }
+    unsafe { transfer::isend(comm, data, size, tag, handle, request) }
 }
 pub(super) unsafe extern "C" fn irecv(
     comm: *mut c_void,
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::irecv(comm, n, data, sizes, tags, handles, request, true) }
+    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, true) }
 }
 
 /// The table that NCCL looks up.

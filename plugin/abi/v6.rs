@@ -1,7 +1,7 @@
 //! ABI v6: NCCL 2.13 to 2.30. The oldest version offered; later ones reuse what did not change.
 
-use super::calls;
 use super::types::{Logger, MAX_RECVS, NAME, NcclResult, Properties, Table};
+use super::{calls, completion, transfer};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
@@ -183,7 +183,14 @@ pub(super) unsafe extern "C" fn isend(
     // A negative size becomes one above the limit, and is refused as such.
     // SAFETY: NCCL's contract, see `calls`.
     unsafe {
-        calls::isend(comm, data, usize::try_from(size).unwrap_or(usize::MAX), tag, handle, request)
+        transfer::isend(
+            comm,
+            data,
+            usize::try_from(size).unwrap_or(usize::MAX),
+            tag,
+            handle,
+            request,
+        )
     }
 }
 pub(super) unsafe extern "C" fn irecv(
@@ -196,7 +203,7 @@ pub(super) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::irecv(comm, n, data, sizes, tags, handles, request, false) }
+    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, false) }
 }
 pub(super) unsafe extern "C" fn iflush(
     comm: *mut c_void,
@@ -207,7 +214,7 @@ pub(super) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::iflush(comm, n, data, sizes, handles, request) }
+    unsafe { transfer::iflush(comm, n, data, sizes, handles, request) }
 }
 pub(super) unsafe extern "C" fn test(
     request: *mut c_void,
@@ -215,7 +222,7 @@ pub(super) unsafe extern "C" fn test(
     sizes: *mut c_int,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::test(request, done, sizes) }
+    unsafe { completion::test(request, done, sizes) }
 }
 pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
     calls::close_send(comm)

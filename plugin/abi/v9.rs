@@ -3,7 +3,7 @@
 use super::types::{
     Logger, MAX_MESSAGE, MAX_RECVS, NAME, NET_DEVICE_HOST, NcclResult, Properties, Table,
 };
-use super::{calls, v6, v7, v8};
+use super::{calls, transfer, v6, v7, v8};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
@@ -156,7 +156,7 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::isend(comm, data, size, tag, handle, request) }
+    unsafe { transfer::isend(comm, data, size, tag, handle, request) }
 }
 unsafe extern "C" fn irecv(
     comm: *mut c_void,
@@ -168,7 +168,7 @@ unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::irecv(comm, n, data, sizes, tags, handles, request, true) }
+    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, true) }
 }
 pub(super) unsafe extern "C" fn make_vdevice(
     out: *mut c_int,

@@ -6,10 +6,12 @@
 use super::Transport;
 use super::channel::Channel;
 use super::connection::{Policy, Setup, Sizes, random};
+use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::fifo;
 use super::flush::{FLUSH_DEPTH, FlushQp};
-use super::recv::{self, CREDIT_DEPTH, RECV_BATCH, RECV_DEPTH, RecvComm};
+use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
+use super::recv::{self, RecvComm};
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
 use super::{Comm, CommShared};
 use crate::config::FlushPolicy;
@@ -231,7 +233,7 @@ impl Listener {
                 Ok(false) => {}
                 Ok(true) => {
                     for lane in 0..accepting.setup.lanes() {
-                        let mut batch = recv::receives(lane);
+                        let mut batch = receives(lane);
                         for _ in 0..RECV_DEPTH / RECV_BATCH {
                             accepting.setup.qp(lane).post_recv(&mut batch).map_err(|errno| {
                                 Error::verb("ibv_post_recv", accepting.setup.label(), errno)

@@ -6,6 +6,7 @@ pub mod channel;
 pub mod comm;
 pub mod connect;
 pub mod connection;
+pub mod credits;
 pub mod device;
 pub mod events;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
@@ -14,9 +15,11 @@ pub mod flush;
 pub mod lane;
 pub mod listener;
 pub mod pump;
+pub mod receives;
 pub mod recv;
 pub mod request;
 pub mod send;
+pub mod slot;
 pub mod stripe;
 pub mod wire;
 

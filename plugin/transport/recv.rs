@@ -4,32 +4,25 @@
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
 use super::comm::{Peer, Progress, Watchdog, completion_error};
+use super::credits::Credits;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
+use super::receives::RecvLane;
 use super::request::{Outcome, Request, RequestPool, Start, State};
+use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
 use crate::verbs::CompletionQueue;
-use crate::verbs::wr::{Flags, Local, Operation, Prepared, RecvChain, Remote, SendChain};
+use crate::verbs::wr::{Flags, Remote, SendChain};
 use std::sync::Arc;
 
 /// Requests of a receiving end beside the usual ones: its receives and as many flushes.
 const REQUESTS: u16 = 2 * SLOTS as u16;
-/// Receives posted with one doorbell when as many were consumed.
-pub const RECV_BATCH: u32 = SLOTS as u32;
-/// Receives posted on each lane. Every advertised receive consumes at most one per lane, and at most SLOTS are
-/// advertised; with up to a batch consumed and not yet replaced, SLOTS are always left.
-pub const RECV_DEPTH: u32 = SLOTS as u32 + RECV_BATCH;
-/// Slots of a lane's send queue. The credit of receive `k` belongs to slot `k` modulo [`SLOTS`] and goes over a lane
-/// chosen by the slot; the last of each lane per round of slots is signalled, and is not posted again before its
-/// completion was seen. So at most two rounds are outstanding.
-pub const CREDIT_DEPTH: u32 = 2 * SLOTS as u32;
-
 /// One member of a receive, as given to irecv.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted<'a> {
@@ -58,209 +51,6 @@ pub struct Route {
     pub fifo_rkeys: Vec<u32>,
     /// Bytes that may be posted inline on every lane.
     pub max_inline: u32,
-}
-
-/// A lane with its receives.
-struct RecvLane {
-    lane: Lane,
-    /// Receives consumed and not yet replaced.
-    consumed: u32,
-    refill: RecvChain,
-    /// Whether any data came this way.
-    used: bool,
-}
-
-impl RecvLane {
-    /// A receive was consumed; the last of a batch is replaced with the whole batch.
-    #[inline(always)]
-    fn consume(&mut self) -> Result<(), i32> {
-        self.consumed += 1;
-        if self.consumed == RECV_BATCH { self.refill() } else { Ok(()) }
-    }
-
-    /// Whether the next receive to be consumed is the last of a batch.
-    #[inline(always)]
-    fn is_batch_end(&self) -> bool {
-        self.consumed == RECV_BATCH - 1
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn refill(&mut self) -> Result<(), i32> {
-        self.consumed = 0;
-        self.used = true;
-        self.lane.qp().post_recv(&mut self.refill)
-    }
-
-    /// Whether any data came this way.
-    fn is_used(&self) -> bool {
-        self.used || self.consumed > 0
-    }
-}
-
-impl std::fmt::Debug for RecvLane {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecvLane").field("lane", &self.lane).finish_non_exhaustive()
-    }
-}
-
-/// The work request of each slot's credit, and how it goes.
-struct Credits {
-    writes: Prepared<SLOTS>,
-    slots: [CreditSlot; SLOTS],
-    max_inline: u32,
-}
-
-/// How the credit of one slot goes.
-#[derive(Clone, Copy, Debug)]
-struct CreditSlot {
-    lane: u8,
-    /// Whether it makes a completion, which frees its lane's send queue up to it.
-    signalled: bool,
-    /// Whether that completion has not been seen yet.
-    awaited: bool,
-}
-
-impl Credits {
-    fn new(route: &Route, shadow: &CreditFifo) -> Self {
-        let lanes = route.lanes.len();
-        let slots: [CreditSlot; SLOTS] = std::array::from_fn(|slot| CreditSlot {
-            lane: (slot % lanes) as u8,
-            // The last slot of each lane.
-            signalled: slot + lanes >= SLOTS,
-            awaited: false,
-        });
-        let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
-        let mut credits = Self {
-            writes: Prepared::new(Operation::Write, |slot| (id(slot), Flags::SILENT)),
-            slots,
-            max_inline: route.max_inline,
-        };
-        for (slot, at) in slots.iter().enumerate() {
-            let lane = &route.lanes[usize::from(at.lane)];
-            let (addr, rkeys) = (route.fifo_addr, &route.fifo_rkeys);
-            credits.shape(slot, 1, lane, &route.local, addr, rkeys, shadow);
-        }
-        credits
-    }
-
-    /// The lane of the credit of `slot`.
-    #[inline(always)]
-    fn lane(&self, slot: usize) -> usize {
-        self.slots[slot % SLOTS].lane.into()
-    }
-
-    /// Makes the work request of `slot` one for `members` members.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of a route, which is taken apart meanwhile"
-    )]
-    fn shape(
-        &mut self,
-        slot: usize,
-        members: usize,
-        lane: &Lane,
-        local: &[Arc<Registered>],
-        fifo_addr: u64,
-        fifo_rkeys: &[u32],
-        shadow: &CreditFifo,
-    ) {
-        let len = (members * shadow.stride()) as u32;
-        let from = Local { addr: shadow.addr(slot, 0), len, lkey: local[lane.rail].lkey() };
-        let to = Remote {
-            addr: fifo_addr.wrapping_add(shadow.offset(slot, 0) as u64),
-            rkey: fifo_rkeys[lane.remote_rail],
-        };
-        let flags = if len <= self.max_inline { Flags::SILENT.inline() } else { Flags::SILENT };
-        self.writes.prepare(slot, from, to, flags.signaled_if(self.slots[slot].signalled));
-    }
-
-    /// Whether the credit of `slot` must wait for the completion of the one before.
-    #[inline(always)]
-    fn is_blocked(&self, slot: usize) -> bool {
-        self.slots[slot % SLOTS].awaited
-    }
-
-    /// Posts the credit of `slot`.
-    #[inline(always)]
-    fn post(&mut self, slot: usize, lane: &Lane) -> Result<(), i32> {
-        let at = &mut self.slots[slot % SLOTS];
-        at.awaited = at.signalled;
-        lane.qp().post_prepared(&mut self.writes, slot)
-    }
-
-    /// The credit of `slot` completed.
-    #[inline(always)]
-    fn complete(&mut self, slot: usize) {
-        self.slots[slot % SLOTS].awaited = false;
-    }
-}
-
-/// Stands for no request.
-const NO_REQUEST: u16 = u16::MAX;
-/// In [`Slot::usual`]: nothing is awaited. No usual answer has this value, because it has a record.
-const NOTHING: u32 = u32::MAX;
-/// One advertised receive.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    /// The immediate of the usual answer to a receive with one member: one part without a record. For several members
-    /// one that can never come to this slot. Else [`NOTHING`].
-    usual: u32,
-    /// Bytes advertised for the only member.
-    limit: u32,
-    /// The request from the free list that waits for it. The usual receive has the slot's own instead, and one that
-    /// was completed early none.
-    request: u16,
-    /// Number of members.
-    members: u8,
-    /// Parts that came in so far.
-    arrived: u8,
-    /// The high byte of the first part's immediate, which all parts share: their number and whether there is a record.
-    shape: u8,
-    /// Their bytes.
-    bytes: u32,
-    /// For several members: the immediate of one part without a record.
-    several: u32,
-}
-
-const IDLE: Slot = Slot {
-    usual: NOTHING,
-    limit: 0,
-    request: NO_REQUEST,
-    members: 1,
-    arrived: 0,
-    shape: 0,
-    bytes: 0,
-    several: 0,
-};
-
-impl Slot {
-    /// Starts waiting, from idle, for the answer to a receive with one member.
-    #[inline(always)]
-    fn await_one(&mut self, sequence: u32, limit: u32) {
-        self.usual = Imm::new(sequence, 1, false).0;
-        self.limit = limit;
-    }
-
-    /// Starts waiting, from idle, for the answer to a receive with `members` members, more than one.
-    fn await_several(&mut self, sequence: u32, members: u8) {
-        // The neighbour's sequence: immediates with it are looked up in the neighbour's slot.
-        self.usual = Imm::new(sequence ^ 1, 1, true).0;
-        self.several = Imm::new(sequence, 1, false).0;
-        self.members = members;
-    }
-
-    /// Whether a receive is outstanding.
-    #[inline(always)]
-    fn is_waiting(&self) -> bool {
-        self.usual != NOTHING
-    }
-
-    /// Whether `imm` ends a part of the receive that this slot waits for.
-    fn is_answered_by(&self, imm: Imm) -> bool {
-        let usual = if self.members > 1 { self.several } else { self.usual };
-        self.is_waiting() && imm.matches(usual)
-    }
 }
 
 /// Counters of one receiving end.
@@ -308,12 +98,6 @@ pub struct RecvComm {
 /// Scratch for posting flushes.
 struct FlushWrs(SendChain);
 
-impl std::fmt::Debug for Credits {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credits").field("slots", &self.slots).finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for FlushWrs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FlushWrs").finish_non_exhaustive()
@@ -337,14 +121,7 @@ impl RecvComm {
         let pump = Pump::new(gate, cqs);
         let credits = Credits::new(&route, &shadow);
         let lanes = route.lanes.into_iter().enumerate();
-        let lanes = lanes
-            .map(|(index, lane)| RecvLane {
-                lane,
-                consumed: 0,
-                refill: receives(index),
-                used: false,
-            })
-            .collect();
+        let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
         Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails());
@@ -900,9 +677,4 @@ fn out_of_region(posted: &Posted<'_>) -> Fault {
         }
         None => format!("irecv of {len} bytes at {addr:#x} without a memory handle"),
     }))
-}
-
-/// The receives that are posted on lane `lane` in one go.
-pub fn receives(lane: usize) -> RecvChain {
-    RecvChain::new(RECV_BATCH as usize, WrId::new(Kind::Receive, lane, 0, 0).0)
 }

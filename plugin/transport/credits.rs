@@ -1,0 +1,112 @@
+//! The credits of a receiving end: one work request per slot, prepared in advance.
+
+use super::fifo::{CreditFifo, SLOTS};
+use super::lane::{Kind, Lane, WrId};
+use super::recv::Route;
+use crate::memory::registry::Registered;
+use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote};
+use std::sync::Arc;
+
+/// Slots of a lane's send queue. The credit of receive `k` belongs to slot `k` modulo [`SLOTS`] and goes over a lane
+/// chosen by the slot; the last of each lane per round of slots is signalled, and is not posted again before its
+/// completion was seen. So at most two rounds are outstanding.
+pub const CREDIT_DEPTH: u32 = 2 * SLOTS as u32;
+
+/// The work request of each slot's credit, and how it goes.
+pub(super) struct Credits {
+    writes: Prepared<SLOTS>,
+    slots: [CreditSlot; SLOTS],
+    max_inline: u32,
+}
+
+/// How the credit of one slot goes.
+#[derive(Clone, Copy, Debug)]
+struct CreditSlot {
+    lane: u8,
+    /// Whether it makes a completion, which frees its lane's send queue up to it.
+    signalled: bool,
+    /// Whether that completion has not been seen yet.
+    awaited: bool,
+}
+
+impl Credits {
+    /// One for every slot of a route.
+    pub(super) fn new(route: &Route, shadow: &CreditFifo) -> Self {
+        let lanes = route.lanes.len();
+        let slots: [CreditSlot; SLOTS] = std::array::from_fn(|slot| CreditSlot {
+            lane: (slot % lanes) as u8,
+            // The last slot of each lane.
+            signalled: slot + lanes >= SLOTS,
+            awaited: false,
+        });
+        let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
+        let mut credits = Self {
+            writes: Prepared::new(Operation::Write, |slot| (id(slot), Flags::SILENT)),
+            slots,
+            max_inline: route.max_inline,
+        };
+        for (slot, at) in slots.iter().enumerate() {
+            let lane = &route.lanes[usize::from(at.lane)];
+            let (addr, rkeys) = (route.fifo_addr, &route.fifo_rkeys);
+            credits.shape(slot, 1, lane, &route.local, addr, rkeys, shadow);
+        }
+        credits
+    }
+
+    /// The lane of the credit of `slot`.
+    #[inline(always)]
+    pub(super) fn lane(&self, slot: usize) -> usize {
+        self.slots[slot % SLOTS].lane.into()
+    }
+
+    /// Makes the work request of `slot` one for `members` members.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a route, which is taken apart meanwhile"
+    )]
+    pub(super) fn shape(
+        &mut self,
+        slot: usize,
+        members: usize,
+        lane: &Lane,
+        local: &[Arc<Registered>],
+        fifo_addr: u64,
+        fifo_rkeys: &[u32],
+        shadow: &CreditFifo,
+    ) {
+        let len = (members * shadow.stride()) as u32;
+        let from = Local { addr: shadow.addr(slot, 0), len, lkey: local[lane.rail].lkey() };
+        let to = Remote {
+            addr: fifo_addr.wrapping_add(shadow.offset(slot, 0) as u64),
+            rkey: fifo_rkeys[lane.remote_rail],
+        };
+        let flags = if len <= self.max_inline { Flags::SILENT.inline() } else { Flags::SILENT };
+        self.writes.prepare(slot, from, to, flags.signaled_if(self.slots[slot].signalled));
+    }
+
+    /// Whether the credit of `slot` must wait for the completion of the one before.
+    #[inline(always)]
+    pub(super) fn is_blocked(&self, slot: usize) -> bool {
+        self.slots[slot % SLOTS].awaited
+    }
+
+    /// Posts the credit of `slot`.
+    #[inline(always)]
+    pub(super) fn post(&mut self, slot: usize, lane: &Lane) -> Result<(), i32> {
+        let at = &mut self.slots[slot % SLOTS];
+        at.awaited = at.signalled;
+        lane.qp().post_prepared(&mut self.writes, slot)
+    }
+
+    /// The credit of `slot` completed.
+    #[inline(always)]
+    pub(super) fn complete(&mut self, slot: usize) {
+        self.slots[slot % SLOTS].awaited = false;
+    }
+}
+
+impl std::fmt::Debug for Credits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credits").field("slots", &self.slots).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,301 @@
+//! The general way to send: several members, several lanes, messages above the device's limit.
+//!
+//! Members are matched one by one as their isends come. When the last is there, the whole receive is answered part by
+//! part; what the send queues have no room for follows when completions made some.
+
+use super::{SendComm, out_of_region};
+use crate::error::{Error, Fault};
+use crate::memory::Region;
+use crate::memory::region::MAX_RAILS;
+use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
+use crate::transport::lane::{Kind, WrId};
+use crate::transport::request::Request;
+use crate::transport::stripe::{self, Imm};
+use crate::verbs::wr::{Flags, Local, Remote};
+
+/// Work requests posted with one doorbell.
+pub(super) const CHAIN: usize = 16;
+
+/// One message waiting to be posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) request: u16,
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) lkeys: [u32; MAX_RAILS],
+    pub(super) remote: u64,
+    pub(super) rkeys: [u32; MAX_RAILS],
+}
+
+pub(super) const NO_MEMBER: Member =
+    Member { request: 0, addr: 0, len: 0, lkeys: [0; MAX_RAILS], remote: 0, rkeys: [0; MAX_RAILS] };
+
+/// The receive at the head of the FIFO while its members are being matched and posted.
+#[derive(Debug)]
+pub(super) struct Forming {
+    /// Members of the receive; 0 when nothing is matched yet.
+    pub(super) members: usize,
+    pub(super) matched: [bool; MEMBERS],
+    pub(super) left: usize,
+    pub(super) list: [Member; MEMBERS],
+    /// The next work request to make, once all members are matched.
+    pub(super) cursor: Option<Cursor>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cursor {
+    pub(super) parts: u32,
+    pub(super) record: bool,
+    pub(super) part: u32,
+    pub(super) member: usize,
+    /// Bytes of the member's share of this part that were made into work requests.
+    pub(super) offset: u32,
+}
+
+/// A posted receive group whose completions are outstanding.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Group {
+    pub(super) pending: u8,
+    pub(super) members: u8,
+    pub(super) requests: [u16; MEMBERS],
+}
+
+impl SendComm {
+    /// The general case: several members, several lanes, messages above the device's limit.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn isend_group(
+        &mut self,
+        addr: u64,
+        size: u32,
+        tag: u32,
+        region: Option<&Region>,
+        first: Credit,
+    ) -> Result<Option<&Request>, Fault> {
+        if self.forming.cursor.is_some() {
+            // All members of this receive are matched; the rest of their work requests waits for room, which comes
+            // with completions.
+            self.poll()?;
+            self.advance()?;
+            return Ok(None);
+        }
+        let slot = self.next as usize % SLOTS;
+        let sequence = self.next.wrapping_add(1);
+        if self.groups[slot].pending != 0 {
+            self.poll()?;
+            return Ok(None);
+        }
+        let members = first.members as usize;
+        if members == 0 || members > MEMBERS {
+            return Err(self.fail(Error::remote(format!(
+                "{}: a receive with {members} members was advertised; the limit is {MEMBERS}",
+                self.peer
+            ))));
+        }
+        if self.forming.members != 0 && self.forming.members != members {
+            return Err(self.fail(Error::remote(format!(
+                "{}: an advertised receive changed from {} to {members} members",
+                self.peer, self.forming.members
+            ))));
+        }
+        let mut found = None;
+        for member in 0..members {
+            // Entries of one receive are written together, but the head may become visible first.
+            let Some(credit) = self.fifo.read(slot, member, sequence) else {
+                return Ok(None);
+            };
+            if found.is_none() && credit.tag == tag && !self.forming.matched[member] {
+                found = Some((member, credit));
+            }
+        }
+        let Some((member, credit)) = found else {
+            return Ok(None);
+        };
+        let len = size.min(credit.len);
+        let lkeys = match region {
+            Some(region) if region.contains(addr, len.into()) => {
+                std::array::from_fn(|rail| region.lkey(rail))
+            }
+            _ if len == 0 => [0; MAX_RAILS],
+            _ => return Err(out_of_region(addr, len, region)),
+        };
+        let Some(request) = self.pool.take(1) else {
+            self.poll()?;
+            return Ok(None);
+        };
+        request.set_size(0, len);
+        let index = request.index();
+        if len != size {
+            self.note_shortened(size, len, tag);
+        }
+        let forming = &mut *self.forming;
+        if forming.members == 0 {
+            forming.members = members;
+            forming.left = members;
+        }
+        forming.matched[member] = true;
+        forming.left -= 1;
+        forming.list[member] =
+            Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
+        self.bytes += u64::from(len);
+        self.simple_limit = 0;
+        if forming.left == 0 {
+            self.begin_posting(slot, sequence);
+            self.advance()?;
+        }
+        Ok(self.pool.get(index))
+    }
+
+    fn begin_posting(&mut self, slot: usize, sequence: u32) {
+        let forming = &mut *self.forming;
+        let list = &forming.list[..forming.members];
+        let width = self.route.width;
+        let longest = list.iter().map(|m| m.len).max().unwrap_or(0);
+        let parts = list.iter().map(|m| stripe::parts(m.len, width)).max().unwrap_or(1);
+        let share = stripe::range(longest, width, 0).1;
+        let adaptive = self.route.adaptive_threshold.is_some_and(|t| longest > t);
+        let record = list.len() > 1 || adaptive || share > self.route.max_message;
+        let group = &mut self.groups[slot];
+        group.pending = u8::try_from(parts).unwrap_or(u8::MAX);
+        group.members = u8::try_from(list.len()).unwrap_or(0);
+        for (member, m) in list.iter().enumerate() {
+            group.requests[member] = m.request;
+            if record {
+                self.records.fill(slot, member, m.len);
+            }
+        }
+        forming.cursor = Some(Cursor { parts, record, part: 0, member: 0, offset: 0 });
+        self.next = sequence;
+    }
+
+    /// Posts what is left of the group at hand, as far as the send queues have room.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn advance(&mut self) -> Result<(), Fault> {
+        let Some(mut cursor) = self.forming.cursor else { return Ok(()) };
+        let sequence = self.next;
+        let slot = sequence.wrapping_sub(1) as usize % SLOTS;
+        let lanes = self.route.lanes.len();
+        while cursor.part < cursor.parts {
+            let index = (self.lane + cursor.part as usize) % lanes;
+            let room = self.route.lanes[index].room() as usize;
+            let (count, ended) = self.build(&mut cursor, index, slot, sequence, room.min(CHAIN));
+            if count == 0 {
+                // Room comes with completions; the caller polls and returns here.
+                break;
+            }
+            if let Err(errno) = self.route.lanes[index].post(&mut self.chain.0, count) {
+                return Err(self.post_failed(errno));
+            }
+            if ended {
+                cursor = Cursor { part: cursor.part + 1, member: 0, offset: 0, ..cursor };
+            }
+        }
+        if cursor.part == cursor.parts {
+            self.forming.cursor = None;
+            self.forming.members = 0;
+            self.forming.matched = [false; MEMBERS];
+            self.simple_limit = self.usual_limit();
+            self.lane = (self.lane + self.route.width as usize) % lanes;
+        } else {
+            self.forming.cursor = Some(cursor);
+        }
+        Ok(())
+    }
+
+    /// Makes up to `limit` work requests of the cursor's part; returns how many and whether the part is then complete.
+    fn build(
+        &mut self,
+        cursor: &mut Cursor,
+        lane: usize,
+        slot: usize,
+        sequence: u32,
+        limit: usize,
+    ) -> (usize, bool) {
+        let route = &self.route;
+        let at = &route.lanes[lane];
+        let remote_rail = at.remote_rail % MAX_RAILS;
+        let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
+        let id = |kind, ahead| WrId::new(kind, lane, slot, at.position(ahead)).0;
+        let members = self.forming.members;
+        let carries_record = cursor.record && cursor.part == 0;
+        // Data may carry the immediate itself unless a record must follow or packets may overtake each other.
+        let fused = !cursor.record;
+        let mut count = 0;
+        while count < limit {
+            // The next piece of data of this part, if any is left.
+            let piece = loop {
+                let Some(m) = self.forming.list[..members].get(cursor.member) else { break None };
+                let (base, share) = stripe::range(m.len, route.width, cursor.part);
+                if cursor.offset < share {
+                    let bytes = (share - cursor.offset).min(route.max_message);
+                    let from = u64::from(base + cursor.offset);
+                    break Some((
+                        Local {
+                            addr: m.addr.wrapping_add(from),
+                            len: bytes,
+                            lkey: m.lkeys[at.rail % MAX_RAILS],
+                        },
+                        Remote { addr: m.remote.wrapping_add(from), rkey: m.rkeys[remote_rail] },
+                        cursor.offset + bytes == share,
+                    ));
+                }
+                cursor.member += 1;
+                cursor.offset = 0;
+            };
+            match piece {
+                Some((local, remote, whole)) => {
+                    let last = fused && whole && cursor.member + 1 == members;
+                    cursor.offset += local.len;
+                    if last {
+                        self.chain.0.write_imm(
+                            count,
+                            id(Kind::Part, count),
+                            local,
+                            remote,
+                            imm,
+                            Flags::SIGNALED,
+                        );
+                        return (count + 1, true);
+                    }
+                    // The last of a portion is signalled, so that its slots come free and the rest can follow.
+                    let (kind, flags) = if count + 1 == limit {
+                        (Kind::Progress, Flags::SIGNALED)
+                    } else {
+                        (Kind::Progress, Flags::SILENT)
+                    };
+                    self.chain.0.write(count, id(kind, count), local, remote, flags);
+                    count += 1;
+                }
+                None => {
+                    let (local, remote, flags) = if carries_record {
+                        let local = Local {
+                            addr: self.records.addr(slot),
+                            len: (members * size_of::<u32>()) as u32,
+                            lkey: route.local[at.rail].lkey(),
+                        };
+                        let remote = Remote {
+                            addr: route.record_addr.wrapping_add(SizeRecords::offset(slot)),
+                            rkey: route.record_rkeys[at.remote_rail],
+                        };
+                        let inline = local.len <= route.max_inline;
+                        (
+                            local,
+                            remote,
+                            if inline { Flags::SIGNALED.inline() } else { Flags::SIGNALED },
+                        )
+                    } else {
+                        (
+                            Local { addr: 0, len: 0, lkey: 0 },
+                            Remote { addr: 0, rkey: 0 },
+                            Flags::SIGNALED,
+                        )
+                    };
+                    self.chain.0.write_imm(count, id(Kind::Part, count), local, remote, imm, flags);
+                    return (count + 1, true);
+                }
+            }
+        }
+        (count, false)
+    }
+}
