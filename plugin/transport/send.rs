@@ -53,7 +53,6 @@ pub struct Route {
 pub struct SendStats {
     /// Advertised receives that were answered, wrapping.
     pub receives: u32,
-    pub bytes: u64,
     /// Sends that were longer than the advertised receive.
     pub shortened: u64,
 }
@@ -77,7 +76,6 @@ pub struct SendComm {
     /// The lane of the usual answer to each receive.
     lane_of: [u8; SLOTS],
     pool: RequestPool,
-    bytes: u64,
     route: Route,
     groups: [Group; SLOTS],
     chain: Chain,
@@ -145,7 +143,6 @@ impl SendComm {
             })),
             pairs: None,
             lane_of,
-            bytes: 0,
             route,
             groups: [Group::default(); SLOTS],
             chain: Chain(SendChain::new(CHAIN)),
@@ -212,7 +209,7 @@ impl SendComm {
 
     /// Counters.
     pub fn stats(&self) -> SendStats {
-        SendStats { receives: self.next, bytes: self.bytes, shortened: self.shortened }
+        SendStats { receives: self.next, shortened: self.shortened }
     }
 
     /// The other end.
@@ -268,7 +265,6 @@ impl SendComm {
         request.set_size(0, size);
         hand_out(request);
         self.next = sequence;
-        self.bytes += u64::from(size);
         match lane.qp().post_prepared(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
@@ -356,7 +352,6 @@ impl SendComm {
         self.pool.take_own(request);
         request.set_size(0, size);
         self.next = sequence;
-        self.bytes += u64::from(size);
         match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
             Ok(()) => Ok(Start::Started),
             Err(errno) => Err(self.post_failed(errno)),

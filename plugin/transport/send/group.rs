@@ -137,7 +137,6 @@ impl SendComm {
         forming.left -= 1;
         forming.list[member] =
             Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
-        self.bytes += u64::from(len);
         self.simple_limit = 0;
         if forming.left == 0 {
             self.begin_posting(slot, sequence);
