@@ -49,7 +49,6 @@ pub struct Route {
 
 /// Counters of one sending end.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(missing_docs, reason = "named for what they count")]
 pub struct SendStats {
     /// Advertised receives that were answered, wrapping.
     pub receives: u32,
