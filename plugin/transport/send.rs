@@ -464,7 +464,6 @@ impl SendComm {
     #[cold]
     fn fail(&mut self, error: Error) -> Fault {
         let error = Box::new(error);
-        // A forked child must not close the parent's connection, and sees its own gate only.
         if self.failure.is_none() {
             self.failure = Some(error.clone());
         }
