@@ -8,6 +8,7 @@ use super::objects::{self, Owner};
 use super::transfer::pointer;
 use super::types::{NcclResult, SUCCESS};
 use crate::error::Fault;
+use crate::transport::comm::Ending;
 use crate::transport::request::{Outcome, Request, State};
 use std::ffi::{c_int, c_void};
 

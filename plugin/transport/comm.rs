@@ -1,7 +1,9 @@
-//! What both ends of a connection share: who the peer is, what an error completion means, and when to give up on a
-//! peer that the side channel reports as gone.
+//! What both ends of a connection share: who the peer is, what an error completion means, when to give up on a peer
+//! that the side channel reports as gone, and how an end tests and fails.
 
-use crate::error::Error;
+use super::pump::Pump;
+use super::request::{Outcome, Request, RequestPool};
+use crate::error::{Error, Fault};
 use crate::memory::GateState;
 use crate::verbs::cq::{Completion, status_name};
 use std::fmt;
@@ -32,13 +34,101 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Whether polling found anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// No completion.
-    Nothing,
-    /// At least one.
-    Some,
+/// What a sending and a receiving end both have.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    /// Completion queues and the gate.
+    pub(super) pump: &'a mut Pump,
+    /// Requests of the communicator.
+    pub(super) pool: &'a RequestPool,
+    /// Decides when a vanished peer is given up.
+    pub(super) watchdog: &'a mut Watchdog,
+    /// The other end.
+    pub(super) peer: &'a Peer,
+    /// What ended the connection: the first failure.
+    pub(super) failure: &'a mut Option<Fault>,
+}
+
+/// What a sending and a receiving end do alike: tests, and failing for good. Called by one thread at a time.
+pub trait Ending {
+    /// The state that this works on.
+    fn shared(&mut self) -> Shared<'_>;
+
+    /// Takes note of the `found` completions of the last poll, from number `first`.
+    ///
+    /// # Errors
+    /// One of them failed, and with it the connection.
+    fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault>;
+
+    /// Whether request `index` is complete; a complete one goes back to the pool.
+    ///
+    /// # Errors
+    /// The connection failed, or the request is not in flight.
+    fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
+        let Shared { pump, pool, .. } = self.shared();
+        if pool.get(index).is_some_and(Request::is_pending) {
+            if !pump.gate().is_open() {
+                self.attention(false)?;
+            }
+            self.poll()?;
+        }
+        let pool = self.shared().pool;
+        let outcome = pool.finish(index);
+        let outcome = outcome
+            .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
+        Ok((outcome, pool.get(index)))
+    }
+
+    /// Takes note of what every rail has completed. `true`: there was something.
+    ///
+    /// # Errors
+    /// A completion failed, and with it the connection.
+    fn poll(&mut self) -> Result<bool, Fault> {
+        let mut progress = false;
+        for rail in 0..self.shared().pump.rails() {
+            let found = self.shared().pump.poll(rail);
+            if found != 0 {
+                self.completions(0, found)?;
+                progress = true;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.
+    /// `starting`: the call begins new work.
+    ///
+    /// # Errors
+    /// The connection failed, before or now.
+    #[cold]
+    #[inline(never)]
+    fn attention(&mut self, starting: bool) -> Result<(), Fault> {
+        let Shared { pump, failure, .. } = self.shared();
+        if let Some(failure) = failure {
+            return Err(Box::new(failure.repeated()));
+        }
+        let state = pump.gate().state();
+        if state != GateState::Forked && !starting && self.poll()? {
+            return Ok(());
+        }
+        let Shared { watchdog, peer, .. } = self.shared();
+        match watchdog.judge(state, starting, peer) {
+            Some(error) => Err(self.fail(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the connection for `error`. Later calls repeat the first failure.
+    #[cold]
+    fn fail(&mut self, error: Error) -> Fault {
+        let Shared { pump, failure, .. } = self.shared();
+        let error = Box::new(error);
+        if failure.is_none() {
+            *failure = Some(error.clone());
+        }
+        pump.gate().report(GateState::Failed);
+        error
+    }
 }
 
 /// How long completions may still arrive after the side channel said that the peer is gone. Data may be behind that
@@ -47,7 +137,7 @@ const GRACE: Duration = Duration::from_millis(200);
 
 /// Decides when outstanding work of a vanished peer is given up.
 #[derive(Debug, Default)]
-pub(super) struct Watchdog {
+pub struct Watchdog {
     since: Option<Instant>,
 }
 

@@ -3,14 +3,14 @@
 //! `done` of a receive means HostVisible: the completion queue of this end says that the data are here. For device
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
-use super::comm::{Peer, Progress, Watchdog, completion_error};
+use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
 use super::credits::Credits;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
 use super::receives::RecvLane;
-use super::request::{Outcome, Request, RequestPool, Start, State};
+use super::request::{Request, RequestPool, Start, State};
 use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
@@ -483,70 +483,6 @@ impl RecvComm {
         self.pool.put(request);
     }
 
-    /// Whether request `index` is complete; a complete one goes back to the pool.
-    ///
-    /// # Errors
-    /// The connection failed, or the request is not in flight.
-    pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
-        if self.pool.get(index).is_some_and(Request::is_pending) {
-            if !self.pump.gate().is_open() {
-                self.attention(false)?;
-            }
-            self.poll()?;
-        }
-        let outcome = self.pool.finish(index);
-        let outcome = outcome
-            .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
-        Ok((outcome, self.pool.get(index)))
-    }
-
-    fn poll(&mut self) -> Result<Progress, Fault> {
-        let mut progress = Progress::Nothing;
-        for rail in 0..self.pump.rails() {
-            let found = self.pump.poll(rail);
-            if found != 0 {
-                self.completions(0, found)?;
-                progress = Progress::Some;
-            }
-        }
-        Ok(progress)
-    }
-
-    /// Takes note of the `found` completions of the last poll, from number `first`.
-    ///
-    /// # Errors
-    /// One of them failed, and with it the connection.
-    pub fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
-        let Ok(found) = usize::try_from(found) else {
-            return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
-        };
-        for index in first..found {
-            let wc = self.pump.wc.get(index);
-            let id = WrId(wc.id());
-            if !wc.is_success() {
-                let what = match id.kind() {
-                    Some(Kind::Receive) => "receive",
-                    Some(Kind::Flush | Kind::UsualFlush) => "flush",
-                    _ => "credit",
-                };
-                let error = completion_error(wc, &self.peer, what);
-                return Err(self.fail(error));
-            }
-            match id.kind() {
-                Some(Kind::Receive) => {
-                    let (imm, bytes) = (Imm(wc.imm()), wc.byte_len());
-                    self.arrived(id.lane(), imm, bytes)?;
-                }
-                Some(Kind::Flush) => self.flushed(id),
-                Some(Kind::Progress) => self.credits.complete(id.slot()),
-                Some(Kind::UsualFlush) => self.pool.own_flush(id.slot()).complete(),
-                Some(Kind::Part | Kind::Single) => {}
-                None => {}
-            }
-        }
-        Ok(())
-    }
-
     /// A part of a message arrived on lane `lane`.
     fn arrived(&mut self, lane: usize, imm: Imm, bytes: u32) -> Result<(), Fault> {
         let index = imm.sequence().wrapping_sub(1) as usize % SLOTS;
@@ -617,23 +553,6 @@ impl RecvComm {
         )))
     }
 
-    /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.
-    #[cold]
-    #[inline(never)]
-    fn attention(&mut self, starting: bool) -> Result<(), Fault> {
-        if let Some(failure) = &self.failure {
-            return Err(Box::new(failure.repeated()));
-        }
-        let state = self.pump.gate().state();
-        if state != GateState::Forked && !starting && self.poll()? == Progress::Some {
-            return Ok(());
-        }
-        match self.watchdog.judge(state, starting, &self.peer) {
-            Some(error) => Err(self.fail(error)),
-            None => Ok(()),
-        }
-    }
-
     /// As [`Self::attention`] for work that the peer has no part in: it may be gone.
     fn local_attention(&mut self) -> Result<(), Fault> {
         match (&self.failure, self.pump.gate().state()) {
@@ -641,16 +560,6 @@ impl RecvComm {
             (None, GateState::PeerClosed | GateState::PeerGone) => Ok(()),
             (None, _) => self.attention(true),
         }
-    }
-
-    #[cold]
-    fn fail(&mut self, error: Error) -> Fault {
-        let error = Box::new(error);
-        if self.failure.is_none() {
-            self.failure = Some(error.clone());
-        }
-        self.pump.gate().report(GateState::Failed);
-        error
     }
 
     /// The failure of the last [`Self::try_irecv`], which ends the connection.
@@ -662,6 +571,50 @@ impl RecvComm {
     #[cold]
     fn post_failed(&mut self, verb: &'static str, errno: i32) -> Fault {
         self.fail(Error::verb(verb, format_args!("{} (receive)", self.peer), errno))
+    }
+}
+
+impl Ending for RecvComm {
+    #[inline(always)]
+    fn shared(&mut self) -> Shared<'_> {
+        Shared {
+            pump: &mut self.pump,
+            pool: &self.pool,
+            watchdog: &mut self.watchdog,
+            peer: &self.peer,
+            failure: &mut self.failure,
+        }
+    }
+
+    fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
+        let Ok(found) = usize::try_from(found) else {
+            return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
+        };
+        for index in first..found {
+            let wc = self.pump.wc.get(index);
+            let id = WrId(wc.id());
+            if !wc.is_success() {
+                let what = match id.kind() {
+                    Some(Kind::Receive) => "receive",
+                    Some(Kind::Flush | Kind::UsualFlush) => "flush",
+                    _ => "credit",
+                };
+                let error = completion_error(wc, &self.peer, what);
+                return Err(self.fail(error));
+            }
+            match id.kind() {
+                Some(Kind::Receive) => {
+                    let (imm, bytes) = (Imm(wc.imm()), wc.byte_len());
+                    self.arrived(id.lane(), imm, bytes)?;
+                }
+                Some(Kind::Flush) => self.flushed(id),
+                Some(Kind::Progress) => self.credits.complete(id.slot()),
+                Some(Kind::UsualFlush) => self.pool.own_flush(id.slot()).complete(),
+                Some(Kind::Part | Kind::Single) => {}
+                None => {}
+            }
+        }
+        Ok(())
     }
 }
 

@@ -6,15 +6,15 @@
 mod group;
 
 use self::group::{CHAIN, Forming, Group, NO_MEMBER};
-use super::comm::{Peer, Progress, Watchdog, completion_error};
+use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
-use super::request::{Outcome, Request, RequestPool, Start, State};
+use super::request::{Request, RequestPool, Start, State};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::registry::Registered;
-use crate::memory::{Gate, GateState, Region};
+use crate::memory::{Gate, Region};
 use crate::verbs::CompletionQueue;
 use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote, SendChain};
 use std::sync::Arc;
@@ -376,40 +376,40 @@ impl SendComm {
         self.pool.put(request);
     }
 
-    /// Whether request `index` is complete; a complete one goes back to the pool.
-    ///
-    /// # Errors
-    /// The connection failed, or the request is not in flight.
-    pub fn test(&mut self, index: u16) -> Result<(Outcome, Option<&Request>), Fault> {
-        if self.pool.get(index).is_some_and(Request::is_pending) {
-            if !self.pump.gate().is_open() {
-                self.attention(false)?;
-            }
-            self.poll()?;
-        }
-        let outcome = self.pool.finish(index);
-        let outcome = outcome
-            .ok_or_else(|| Box::new(Error::usage("test of a request that is not in flight")))?;
-        Ok((outcome, self.pool.get(index)))
+    /// The failure of the last [`Self::try_isend`], which ends the connection.
+    #[cold]
+    pub fn try_failed(&mut self) -> Fault {
+        self.post_failed(self.post_errno)
     }
 
-    fn poll(&mut self) -> Result<Progress, Fault> {
-        let mut progress = Progress::Nothing;
-        for rail in 0..self.pump.rails() {
-            let found = self.pump.poll(rail);
-            if found != 0 {
-                self.completions(0, found)?;
-                progress = Progress::Some;
-            }
-        }
-        Ok(progress)
+    #[cold]
+    fn post_failed(&mut self, errno: i32) -> Fault {
+        self.fail(Error::verb("ibv_post_send", format_args!("{} (send)", self.peer), errno))
     }
 
-    /// Takes note of the `found` completions of the last poll, from number `first`.
-    ///
-    /// # Errors
-    /// One of them failed, and with it the connection.
-    pub fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
+    #[cold]
+    fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
+        self.shortened += 1;
+        tracing::debug!(
+            "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
+            self.peer
+        );
+    }
+}
+
+impl Ending for SendComm {
+    #[inline(always)]
+    fn shared(&mut self) -> Shared<'_> {
+        Shared {
+            pump: &mut self.pump,
+            pool: &self.pool,
+            watchdog: &mut self.watchdog,
+            peer: &self.peer,
+            failure: &mut self.failure,
+        }
+    }
+
+    fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
         };
@@ -442,53 +442,6 @@ impl SendComm {
             self.advance()?;
         }
         Ok(())
-    }
-
-    /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.
-    #[cold]
-    #[inline(never)]
-    fn attention(&mut self, starting: bool) -> Result<(), Fault> {
-        if let Some(failure) = &self.failure {
-            return Err(Box::new(failure.repeated()));
-        }
-        let state = self.pump.gate().state();
-        if state != GateState::Forked && !starting && self.poll()? == Progress::Some {
-            return Ok(());
-        }
-        match self.watchdog.judge(state, starting, &self.peer) {
-            Some(error) => Err(self.fail(error)),
-            None => Ok(()),
-        }
-    }
-
-    #[cold]
-    fn fail(&mut self, error: Error) -> Fault {
-        let error = Box::new(error);
-        if self.failure.is_none() {
-            self.failure = Some(error.clone());
-        }
-        self.pump.gate().report(GateState::Failed);
-        error
-    }
-
-    /// The failure of the last [`Self::try_isend`], which ends the connection.
-    #[cold]
-    pub fn try_failed(&mut self) -> Fault {
-        self.post_failed(self.post_errno)
-    }
-
-    #[cold]
-    fn post_failed(&mut self, errno: i32) -> Fault {
-        self.fail(Error::verb("ibv_post_send", format_args!("{} (send)", self.peer), errno))
-    }
-
-    #[cold]
-    fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
-        self.shortened += 1;
-        tracing::debug!(
-            "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
-            self.peer
-        );
     }
 }
 

@@ -7,6 +7,7 @@ use super::{SendComm, out_of_region};
 use crate::error::{Error, Fault};
 use crate::memory::Region;
 use crate::memory::region::MAX_RAILS;
+use crate::transport::comm::Ending;
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
 use crate::transport::lane::{Kind, WrId};
 use crate::transport::request::Request;
