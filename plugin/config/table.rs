@@ -195,7 +195,15 @@ settings! {
     /// level (`NCCL_DEBUG`) decides.
     log: Option<LogLevel> = "PINRAIL_LOG", Form::Words(LogLevel::WORDS), default "";
 
+    /// A folder that gets one JSON file for each registration that failed, with everything the
+    /// verdict rests on. When not set, only the log tells.
+    report_dir: Option<PathBuf> = "PINRAIL_REPORT_DIR", Form::Text("a folder"), default "";
+
     /// Another root for the sysfs files the plugin reads, in place of `/sys`. For tests on hosts
     /// built from files.
     sysfs_root: Option<PathBuf> = "PINRAIL_SYSFS", Form::Text("a folder"), default "";
+
+    /// Another root for the procfs files the plugin reads about machine and process, in place of
+    /// `/proc`. For tests on hosts built from files.
+    proc_root: Option<PathBuf> = "PINRAIL_PROC", Form::Text("a folder"), default "";
 }

@@ -10,5 +10,6 @@ pub mod limits;
 pub mod meminfo;
 pub mod netif;
 pub mod pci;
+pub mod procfs;
 pub mod smaps;
 pub mod sysfs;

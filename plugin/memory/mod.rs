@@ -1,6 +1,8 @@
 //! Memory that the plugin owns, and registrations of everybody's.
 
 #[deny(unsafe_code)]
+pub mod diagnosis;
+#[deny(unsafe_code)]
 pub mod gate;
 pub mod page;
 mod ranges;
