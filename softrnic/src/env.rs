@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use crate::abi::{
     GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2, Gid, LINK_ETHERNET, LINK_INFINIBAND,
 };
+use crate::ledger::placement::{GRAMMAR, Placement};
+use crate::ledger::quota::Quota;
 
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 16;
@@ -79,6 +81,8 @@ numbers! {
     HEAP_MB = 512, 16, 16384, "address space for the rings of one process, in MiB (touched lazily)";
     MR_LIMIT = 0, 0, 1 << 20, "refuse registrations while this many MRs are live (0 = max_mr)";
     FAIL_REG_MR = 0, 0, 1 << 40, "fail the n-th registration of the process with ENOMEM (0 = none)";
+    REG_US = 0, 0, 10_000_000, "time that every registration takes, in microseconds";
+    REG_PAGE_NS = 0, 0, 1_000_000, "time that every page of a registration takes, in nanoseconds";
     RETRY_MS = 0, 0, 600_000, "transport retry time in ms, instead of timeout and retry_cnt (0 = use those)";
 }
 
@@ -111,6 +115,21 @@ pub const TEXTS: &[Text] = &[
         default: "copy-on-fork",
         doc: "copy-on-fork or old-kernel: what ibv_is_fork_initialized answers",
     },
+    Text {
+        name: "CMA",
+        default: "off",
+        doc: "pages simulated as CMA: off, all, every=N (by page number) or a comma list of hexadecimal ranges lo-hi",
+    },
+    Text {
+        name: "MEMLOCK",
+        default: "off",
+        doc: "memlock quota of MRs: off, rlimit (soft RLIMIT_MEMLOCK, lifted by CAP_IPC_LOCK) or bytes",
+    },
+    Text {
+        name: "RELAXED_ORDERING",
+        default: "yes",
+        doc: "yes or no: whether registrations may ask for relaxed ordering; no answers EINVAL",
+    },
 ];
 
 /// One GID table entry.
@@ -142,6 +161,12 @@ pub struct Settings {
     pub hold: bool,
     /// Whether the kernel is presented as one without copy-on-fork for pinned pages.
     pub old_kernel_fork: bool,
+    /// Which pages are in CMA.
+    pub cma: Placement,
+    /// The memlock quota.
+    pub memlock: Quota,
+    /// Whether a registration may ask for relaxed ordering.
+    pub relaxed_ordering: bool,
 }
 
 fn warn(name: &str, value: &str, why: &str, effective: &str) {
@@ -181,6 +206,26 @@ fn choice(name: &str, options: &[&str], fallback: usize) -> usize {
         warn(name, &value, "not one of the choices", options[fallback]);
         fallback
     })
+}
+
+fn cma() -> Placement {
+    let value = text("CMA");
+    Placement::parse(&value).unwrap_or_else(|| {
+        warn("CMA", &value, GRAMMAR, "off");
+        Placement::Off
+    })
+}
+
+fn memlock() -> Quota {
+    let value = text("MEMLOCK");
+    match value.trim() {
+        "off" => Quota::Off,
+        "rlimit" => Quota::Rlimit,
+        bytes => parse_u64(bytes).map(Quota::Bytes).unwrap_or_else(|| {
+            warn("MEMLOCK", &value, "not off, rlimit or a number of bytes", "off");
+            Quota::Off
+        }),
+    }
 }
 
 fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
@@ -287,6 +332,9 @@ impl Settings {
             pkeys: pkeys(),
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
             old_kernel_fork: choice("FORK", &["copy-on-fork", "old-kernel"], 0) == 1,
+            cma: cma(),
+            memlock: memlock(),
+            relaxed_ordering: choice("RELAXED_ORDERING", &["yes", "no"], 0) == 0,
             numbers,
         }
     }
@@ -347,6 +395,13 @@ impl Settings {
     /// The registration that fails, counted from 1; 0 = none.
     pub fn fail_reg_mr(&self) -> u64 {
         self.n(N::FAIL_REG_MR)
+    }
+
+    /// Time that a registration of so many pages takes.
+    pub fn reg_delay(&self, pages: u64) -> std::time::Duration {
+        let fixed = self.n(N::REG_US) * 1000;
+        let paged = self.n(N::REG_PAGE_NS).saturating_mul(pages);
+        std::time::Duration::from_nanos(fixed.saturating_add(paged))
     }
 
     /// Largest number of PDs.
