@@ -1,3 +1,5 @@
-//! The CUDA driver, where the process has one: a second seam of the same form as the verbs library.
+//! The CUDA driver and NVML, where the process has them: seams of the same form as the verbs library.
 
 pub mod driver;
+mod loaded;
+pub mod nvml;

@@ -5,11 +5,26 @@
 //! touches the machine is a thin function beside them, so that every rule is tested on made-up
 //! hosts.
 
+pub mod amount;
+pub mod cgroup;
+pub mod container;
+pub mod fdinfo;
 pub mod gid;
+pub mod kernel;
 pub mod limits;
 pub mod meminfo;
 pub mod netif;
+pub mod nvidia;
+pub mod pagemap;
 pub mod pci;
+pub mod placement;
 pub mod procfs;
 pub mod smaps;
+pub mod status;
 pub mod sysfs;
+#[cfg(test)]
+pub(crate) mod tree;
+pub mod zones;
+
+pub use amount::amount;
+pub use placement::placement_risk;

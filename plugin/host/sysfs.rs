@@ -211,35 +211,10 @@ fn names_in(folder: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use crate::host::tree::Tree;
 
-    /// A tree of plain files that goes away with the value.
-    struct Tree(PathBuf);
-
-    impl Tree {
-        fn new(files: &[(&str, &str)]) -> Self {
-            static NUMBER: AtomicU32 = AtomicU32::new(0);
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let root =
-                std::env::temp_dir().join(format!("pinrail-sysfs-{}-{number}", std::process::id()));
-            for (path, text) in files {
-                let path = root.join(path);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, text).unwrap();
-            }
-            Self(root)
-        }
-
-        fn sysfs(&self) -> Sysfs {
-            Sysfs::at(&self.0)
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn sysfs(tree: &Tree) -> Sysfs {
+        Sysfs::at(tree.root())
     }
 
     const DEVICE: &str = "devices/pci0000:3a/0000:3b:00.1";
@@ -262,14 +237,15 @@ mod tests {
             ("class/net/eth4/mtu", "9000\n"),
             ("class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n"),
         ]);
-        symlink(tree.0.join(DEVICE), tree.0.join("class/infiniband/mlx5_1/device")).unwrap();
+        let device = tree.root().join(DEVICE);
+        tree.link("class/infiniband/mlx5_1/device", device.to_str().unwrap());
         tree
     }
 
     #[test]
     fn a_device_is_described() {
         let tree = adapter();
-        let sysfs = tree.sysfs();
+        let sysfs = sysfs(&tree);
         assert_eq!(sysfs.devices(), ["mlx5_1", "rxe0"]);
         assert_eq!(
             sysfs.pci_path("mlx5_1").as_deref(),
@@ -284,7 +260,7 @@ mod tests {
     #[test]
     fn a_sparse_gid_table_is_read() {
         let tree = adapter();
-        let table = tree.sysfs().gid_table("mlx5_1", 1);
+        let table = sysfs(&tree).gid_table("mlx5_1", 1);
         let rows: Vec<_> = table.iter().map(|e| (e.index, e.version, e.netdev.clone())).collect();
         let expected = [
             (0, Some(1), NetDev::Here("eth4".into())),
@@ -298,7 +274,7 @@ mod tests {
     #[test]
     fn names_from_outside_cannot_leave_the_tree() {
         let tree = adapter();
-        let sysfs = tree.sysfs();
+        let sysfs = sysfs(&tree);
         for name in ["..", "../../devices", "/etc", "", "a/b", "."] {
             assert_eq!(sysfs.pci_path(name), None, "{name}");
             assert!(!sysfs.netdev_is_here(name), "{name}");
@@ -311,16 +287,16 @@ mod tests {
         let kinds = [Errno::INVAL, Errno::NODATA, Errno::NOENT].map(io::Error::from);
         assert!(kinds.iter().all(is_empty_slot));
         assert!(!is_empty_slot(&Errno::ACCESS.into()));
-        assert_eq!(adapter().sysfs().gid_version("mlx5_1", 1, 99).unwrap(), None);
+        assert_eq!(sysfs(&adapter()).gid_version("mlx5_1", 1, 99).unwrap(), None);
     }
 
     #[test]
     fn all_three_peer_memory_modules_count() {
         for (name, file) in PEERMEM {
             let tree = Tree::new(&[(file, "1.0\n")]);
-            assert_eq!(tree.sysfs().peermem(), Some(name));
+            assert_eq!(sysfs(&tree).peermem(), Some(name));
         }
-        assert_eq!(adapter().sysfs().peermem(), None);
+        assert_eq!(sysfs(&adapter()).peermem(), None);
     }
 
     #[test]

@@ -5,14 +5,15 @@
 
 mod common;
 
-use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
 use common::verbs::*;
-use softrnic::abi::*;
 use softrnic::capi::control::*;
 use softrnic::capi::ledger::*;
+use softrnic::capi::memory;
 use softrnic::ledger::pages::page_size;
 use softrnic::ledger::{CMA, MOVABLE, UNMOVABLE};
 
@@ -218,4 +219,251 @@ fn what_was_registered_while_nobody_looked_counts_too() {
     assert_eq!((place.kind, place.short, place.long), (UNMOVABLE, 1, 1));
     let second = m.reg(d).expect("as in case E");
     assert_eq!((mr.dereg(), second.dereg(), m.unpin()), (0, 0, 0));
+}
+
+#[test]
+fn registrations_are_not_remembered_while_nobody_looks() {
+    let _turn = turn(c"off");
+    forget_everything();
+    let (d, m) = (Device::open(), Memory::new(4));
+    assert_eq!(m.reg(d).expect("an ordinary registration").dereg(), 0);
+    assert_eq!(cma(c"all"), 0);
+    assert_eq!(m.kinds(), [CMA; 4], "the map still decides: nobody had noted the pages");
+}
+
+#[test]
+fn one_bad_page_in_the_middle_refuses_all() {
+    let _turn = turn(c"all");
+    let (d, m) = (Device::open(), Memory::new(40));
+    assert_eq!(m.pin_pages(17, 1, SHORT), 0);
+    let bad = m.page(17);
+    assert_eq!(m.reg(d).err(), Some(libc::ENOMEM));
+    assert_eq!(m.page(17), bad);
+    let others = (0..40).filter(|page| *page != 17).map(|page| m.page(page));
+    assert!(
+        others.into_iter().all(|p| (p.kind, p.long) == (UNMOVABLE, 0)),
+        "what could be migrated stays migrated, and nothing holds it"
+    );
+    assert_eq!(m.pin(LONG), libc::ENOMEM, "another driver's long-term pin fares the same");
+    assert_eq!((m.page(0).long, m.page(39).long), (0, 0));
+    assert_eq!(m.unpin_pages(17, 1), 0);
+    assert_eq!(m.reg(d).expect("nothing is in the way any more").dereg(), 0);
+    assert_eq!(m.kinds(), [UNMOVABLE; 40]);
+}
+
+#[test]
+fn a_refusal_leaves_later_batches_alone() {
+    let _turn = turn(c"all");
+    let (d, m) = (Device::open(), Memory::new(1200));
+    assert_eq!(m.pin_pages(600, 1, SHORT), 0);
+    assert_eq!(m.reg(d).err(), Some(libc::ENOMEM));
+    let kinds = m.kinds();
+    assert!(kinds[..600].iter().all(|kind| *kind == UNMOVABLE));
+    assert_eq!(kinds[600], CMA);
+    assert!(kinds[601..1024].iter().all(|kind| *kind == UNMOVABLE), "the rest of its batch");
+    assert!(kinds[1024..].iter().all(|kind| *kind == CMA), "pages that nobody came to");
+    assert_eq!(m.unpin_pages(600, 1), 0);
+}
+
+#[test]
+fn every_nth_page_is_counted_by_page_number() {
+    let _turn = turn(c"every=3");
+    let m = Memory::new(10);
+    let wanted: Vec<i32> =
+        (m.number()..).take(10).map(|n| if n % 3 == 0 { CMA } else { MOVABLE }).collect();
+    assert_eq!(m.kinds(), wanted);
+}
+
+#[test]
+fn ranges_name_addresses_and_a_new_map_spares_pages_already_seen() {
+    let _turn = turn(c"off");
+    let m = Memory::new(6);
+    let span = |first, end| format!("{:#x}-{:x}", m.at(first).addr(), m.at(end).addr());
+    let map = CString::new(format!("{}, {}", span(1, 3), span(4, 5))).expect("text");
+    assert_eq!(m.page(1).kind, MOVABLE);
+    assert_eq!(cma(&map), 0);
+    assert_eq!(m.kinds(), [MOVABLE, MOVABLE, CMA, MOVABLE, CMA, MOVABLE]);
+    assert_eq!(cma(c"off"), 0);
+    assert_eq!(m.kinds(), [MOVABLE, MOVABLE, CMA, MOVABLE, CMA, MOVABLE]);
+    assert_eq!(m.forget(), 0);
+    assert_eq!(m.kinds(), [MOVABLE; 6]);
+}
+
+#[test]
+fn pins_nest_and_short_ones_end_first() {
+    let _turn = turn(c"all");
+    let (d, m) = (Device::open(), Memory::new(3));
+    assert_eq!(m.pin(LONG), 0);
+    assert_eq!((m.pin(SHORT), m.pin_pages(1, 1, SHORT), m.pin_pages(1, 2, SHORT)), (0, 0, 0));
+    let counts = |m: &Memory| [0, 1, 2].map(|page| (m.page(page).short, m.page(page).long));
+    assert_eq!(counts(&m), [(1, 1), (3, 1), (2, 1)]);
+    assert_eq!(m.forget(), libc::EBUSY);
+    assert_eq!((m.unpin(), m.unpin()), (0, 0));
+    assert_eq!(counts(&m), [(0, 0), (1, 1), (0, 1)]);
+    assert_eq!(m.unpin(), libc::EINVAL, "the first page has no pin");
+    assert_eq!(counts(&m), [(0, 0), (1, 1), (0, 1)], "nothing has ended");
+    assert_eq!((m.unpin_pages(1, 2), m.unpin_pages(1, 1)), (0, 0));
+    assert_eq!(counts(&m), [(0, 0); 3]);
+    let mr = m.reg(d).expect("free pages");
+    assert_eq!(m.unpin(), libc::EINVAL, "the pin of a region is not ours to end");
+    assert_eq!(m.forget(), libc::EBUSY);
+    assert_eq!((mr.dereg(), m.forget()), (0, 0));
+    assert_eq!(m.kinds(), [CMA; 3], "placed anew");
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let _turn = turn(c"every=2");
+    let m = Memory::new(2);
+    let (here, size) = (m.at(0), page_size());
+    let last = std::ptr::with_exposed_provenance_mut(usize::MAX - 10);
+    // Nothing is ever mapped there: the first pages of the address space.
+    let nowhere: *mut c_void = std::ptr::with_exposed_provenance_mut(size);
+    let none = null_mut();
+    // SAFETY: any range may be named; the out-pointers are NULL.
+    unsafe {
+        assert_eq!(softrnic_cma(null()), libc::EINVAL);
+        for (at, len, wanted) in [
+            (null_mut(), size, libc::EINVAL),
+            (here, 0, libc::EINVAL),
+            (last, size, libc::EINVAL),
+            (here, usize::MAX, libc::EINVAL),
+        ] {
+            assert_eq!(softrnic_pin(at, len, SHORT), wanted, "pin {at:?} {len}");
+            assert_eq!(softrnic_unpin(at, len), wanted, "unpin {at:?} {len}");
+            assert_eq!(softrnic_forget(at, len), wanted, "forget {at:?} {len}");
+        }
+        assert_eq!(softrnic_pin(nowhere, size, SHORT), libc::EFAULT);
+        assert_eq!(softrnic_pin(here, 3 * size, SHORT), libc::EFAULT, "the guard page");
+        assert_eq!(softrnic_unpin(here, size), libc::EINVAL, "was never pinned");
+        assert_eq!(softrnic_page(null(), none, null_mut(), null_mut(), null_mut()), libc::EINVAL);
+        let page = |at| softrnic_page(at, null_mut(), null_mut(), null_mut(), null_mut());
+        assert_eq!(page(nowhere), libc::EFAULT);
+        assert_eq!(page(last), libc::EFAULT);
+        assert_eq!(page(here), 0, "every out-pointer may be NULL");
+    }
+    for bad in [c"", c"ALL", c"every=0", c"every=x", c"5000-4000", c"zz-yy", c"1000-2000,", c"\xff"]
+    {
+        assert_eq!(cma(bad), libc::EINVAL, "{bad:?}");
+    }
+    let kinds: Vec<i32> =
+        (m.number()..).take(2).map(|n| if n % 2 == 0 { CMA } else { MOVABLE }).collect();
+    assert_eq!((m.forget(), m.kinds()), (0, kinds), "the map is the last good one");
+}
+
+#[test]
+fn registrations_fail_from_a_number_on_with_a_chosen_errno() {
+    let _turn = turn(c"off");
+    let (d, m) = (Device::open(), Memory::new(1));
+    let try_it = || m.reg(d).map(|mr| assert_eq!(mr.dereg(), 0)).err();
+    assert_eq!(softrnic_fail_reg_from(3), 0);
+    let tries: Vec<_> = (0..5).map(|_| try_it()).collect();
+    let no = Some(libc::ENOMEM);
+    assert_eq!(tries, [None, None, no, no, no]);
+    assert_eq!(softrnic_reg_errno(libc::EOPNOTSUPP), 0);
+    assert_eq!(try_it(), Some(libc::EOPNOTSUPP));
+    assert_eq!((softrnic_reg_errno(-1), softrnic_reg_errno(4096)), (libc::EINVAL, libc::EINVAL));
+    assert_eq!(try_it(), Some(libc::EOPNOTSUPP), "nonsense changes nothing");
+    assert_eq!(softrnic_fail_reg_from(0), 0);
+    assert_eq!(try_it(), None);
+    assert_eq!(softrnic_reg_errno(libc::EINVAL), 0);
+    assert_eq!(softrnic_fail_reg_mr(1), 0);
+    assert_eq!([try_it(), try_it()], [Some(libc::EINVAL), None]);
+    assert_eq!(softrnic_reg_errno(0), 0);
+    assert_eq!(softrnic_fail_reg_mr(1), 0);
+    assert_eq!([try_it(), try_it()], [no, None]);
+}
+
+#[test]
+fn a_dma_buf_is_its_exporters_business() {
+    let _turn = turn(c"all");
+    let d = Device::open();
+    let size = 4 * page_size();
+    // SAFETY: a NUL-terminated name; the descriptor is ours.
+    let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a descriptor of our own.
+    assert_eq!(unsafe { libc::ftruncate(fd, size.try_into().expect("small")) }, 0);
+    let before = [c"pinned_bytes", c"migrated_pages"].map(counter);
+    // SAFETY: live handles.
+    let mr = unsafe { memory::ibv_reg_dmabuf_mr(d.pd, 0, size, 0, fd, ALL.cast_signed()) };
+    assert!(!mr.is_null(), "errno {}", errno());
+    assert_eq!([c"pinned_bytes", c"migrated_pages"].map(counter), before);
+    assert_eq!(Region::of(mr).dereg(), 0);
+    assert_eq!([c"pinned_bytes", c"migrated_pages"].map(counter), before);
+    // SAFETY: ours and not used any more.
+    assert_eq!(unsafe { libc::close(fd) }, 0);
+}
+
+#[test]
+fn threads_never_see_a_region_that_holds_cma() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 100;
+    let _turn = turn(c"every=2");
+    let (d, pinned) = (Device::open(), counter(c"pinned_bytes"));
+    let pd = d.pd.expose_provenance();
+    let m = Memory::new(16);
+    let (base, len) = (m.0.addr(), m.0.len());
+    let barrier = Barrier::new(THREADS);
+    let outcomes = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let at = |page: usize| {
+        let base = usize::try_from(base).expect("address");
+        std::ptr::with_exposed_provenance_mut::<c_void>(base + page * page_size())
+    };
+    let register = || {
+        let device = Device { context: null_mut(), pd: std::ptr::with_exposed_provenance_mut(pd) };
+        let mr = device.try_reg(device.pd, base, len, ALL);
+        outcomes[usize::from(mr.is_ok())].fetch_add(1, Ordering::Relaxed);
+        let Ok(mr) = mr else {
+            assert_eq!(mr.err(), Some(libc::ENOMEM));
+            return;
+        };
+        for page in 0..16 {
+            let (mut kind, mut long) = (-1, 0);
+            // SAFETY: our own out-pointers.
+            let done = unsafe {
+                softrnic_page(at(page), null_mut(), &raw mut kind, null_mut(), &raw mut long)
+            };
+            assert_eq!(done, 0);
+            assert!(kind != CMA && long > 0, "page {page}: {kind}, {long}");
+        }
+        assert_eq!(Region::of(mr).dereg(), 0);
+    };
+    let work = |id: usize| {
+        for round in 0..ROUNDS {
+            // Every other round in step: then there are pins of CMA pages before the first registration, and none before
+            // the second. The rounds between go as they like.
+            let step = || {
+                if round % 2 == 0 {
+                    barrier.wait();
+                }
+            };
+            // Nobody holds anything now: the pages are placed anew.
+            if barrier.wait().is_leader() {
+                // SAFETY: any range may be named.
+                assert_eq!(unsafe { softrnic_forget(at(0), len) }, 0);
+            }
+            barrier.wait();
+            let page = (5 * id + round) % 16;
+            // SAFETY: any range may be named.
+            assert_eq!(unsafe { softrnic_pin(at(page), page_size(), SHORT) }, 0);
+            step();
+            register();
+            // SAFETY: any range may be named.
+            assert_eq!(unsafe { softrnic_unpin(at(page), page_size()) }, 0);
+            step();
+            register();
+        }
+    };
+    std::thread::scope(|scope| {
+        for id in 0..THREADS {
+            let work = &work;
+            scope.spawn(move || work(id));
+        }
+    });
+    let [refused, granted] = outcomes.map(AtomicUsize::into_inner);
+    assert_eq!(refused + granted, 2 * THREADS * ROUNDS);
+    // In the rounds in step: two threads held a page in CMA at their first try, nobody at the second.
+    assert!(refused >= ROUNDS && granted >= THREADS * ROUNDS / 2, "{refused}, {granted}");
+    assert!((0..16).all(|page| (m.page(page).short, m.page(page).long) == (0, 0)));
+    assert_eq!(counter(c"pinned_bytes"), pinned);
 }

@@ -260,3 +260,44 @@ pub fn abandon() {
     ledger().change(|state| state.pages.clear());
     stats::clear(Counter::PinnedBytes);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(map: Placement) -> State {
+        let frames = Frames { cma: FIRST_CMA, other: FIRST_OTHER };
+        State { map, pages: BTreeMap::new(), frames, sweep_at: SWEEP }
+    }
+
+    #[test]
+    fn a_sweep_drops_what_is_neither_mapped_nor_pinned() {
+        let mut state = state(Placement::All);
+        let mapped = (&raw const state).addr() as u64 / page_size() as u64;
+        // The lowest pages are never mapped.
+        for number in [1, 2, 3, mapped] {
+            state.see(number, |_| false);
+        }
+        state.see(1, |_| false).short = 1;
+        state.see(2, |_| false).long = 1;
+        state.sweep();
+        assert_eq!(state.pages.keys().copied().collect::<Vec<_>>(), [1, 2, mapped]);
+    }
+
+    #[test]
+    fn memory_that_comes_and_goes_does_not_pile_up() {
+        let ledger =
+            Ledger { active: AtomicBool::new(true), state: Mutex::new(state(Placement::All)) };
+        // Where no process can have memory: as if each range had been unmapped after its registration.
+        let nowhere = 1 << 51;
+        for first in (nowhere..nowhere + 6 * SWEEP as u64).step_by(1024) {
+            ledger.change(|state| state.settle(Pages { first, count: 1024 })).expect("nobody pins");
+            assert!(lock(&ledger.state).pages.len() <= 2 * SWEEP);
+        }
+        ledger.change(|state| {
+            state.map = Placement::Off;
+            state.pages.clear();
+        });
+        assert!(!ledger.active.load(Ordering::Relaxed), "nothing to ask about any more");
+    }
+}

@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 /// Bytes of a page.
 pub fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
-    // SAFETY: no arguments that matter.
     *SIZE.get_or_init(|| {
-        usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+        // SAFETY: no arguments that matter.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).unwrap_or(4096)
     })
 }
 

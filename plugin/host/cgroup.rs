@@ -1,0 +1,217 @@
+//! Control groups: what a group may use of an RDMA device, and of memory.
+//!
+//! A limit of any group above counts as well, so that every level is read. Where a container shows
+//! only its own part of the hierarchy, the path of the process leads nowhere there and the group at
+//! the mount point is the container's.
+
+use std::path::{Path, PathBuf};
+
+use super::procfs::{Proc, text};
+
+/// Levels of a hierarchy that are looked at.
+const DEEPEST: usize = 32;
+
+/// Version 1 shows "no limit" as a number of this size.
+const NO_LIMIT: u64 = 1 << 62;
+
+/// Use of one resource of one device by one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaUse {
+    /// The device.
+    pub device: String,
+    /// `hca_handle` (open devices) or `hca_object` (everything made on them, memory regions too).
+    pub resource: String,
+    /// In use.
+    pub current: Option<u64>,
+    /// The limit; `None`: no limit.
+    pub max: Option<u64>,
+    /// Path of the group below the mount point.
+    pub group: String,
+}
+
+impl RdmaUse {
+    /// Nothing more is granted.
+    pub fn exhausted(&self) -> bool {
+        matches!((self.current, self.max), (Some(current), Some(max)) if current >= max)
+    }
+}
+
+/// Use of memory by one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes in use.
+    pub current: u64,
+    /// The limit in bytes.
+    pub max: u64,
+    /// Path of the group below the mount point.
+    pub group: String,
+}
+
+impl MemoryUse {
+    /// Bytes that are still granted.
+    pub fn left(&self) -> u64 {
+        self.max.saturating_sub(self.current)
+    }
+}
+
+/// The limits of the groups that the process is in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cgroup {
+    /// RDMA devices, every limited resource at every level. Empty where nothing is limited or the
+    /// kernel has no such controller.
+    pub rdma: Vec<RdmaUse>,
+    /// The memory limit with the least left.
+    pub ram: Option<MemoryUse>,
+}
+
+impl Cgroup {
+    /// The limits of this process. `sysfs` is the root of sysfs, below which control groups are
+    /// mounted.
+    pub fn read(proc: &Proc, sysfs: &Path) -> Self {
+        let groups = proc.text("self/cgroup").unwrap_or_default();
+        let mount = sysfs.join("fs/cgroup");
+        let rdma = levels(&groups, &mount, "rdma").into_iter().flat_map(|(folder, group)| {
+            let read = |file: &str| text(&folder.join(file)).unwrap_or_default();
+            uses(&read("rdma.max"), &read("rdma.current"), &group)
+        });
+        let ram = levels(&groups, &mount, "memory").into_iter().filter_map(|(folder, group)| {
+            let read = |file: &str| text(&folder.join(file))?.trim().parse::<u64>().ok();
+            let max = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
+            let current = read("memory.current").or_else(|| read("memory.usage_in_bytes"))?;
+            (max < NO_LIMIT).then_some(MemoryUse { current, max, group })
+        });
+        Self { rdma: rdma.collect(), ram: ram.min_by_key(MemoryUse::left) }
+    }
+
+    /// The first exhausted resource of a device.
+    pub fn exhausted(&self, device: &str) -> Option<&RdmaUse> {
+        self.rdma.iter().find(|item| item.device == device && item.exhausted())
+    }
+}
+
+/// The folders that may hold a controller's files, innermost first, with the path of the group.
+fn levels(groups: &str, mount: &Path, controller: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for line in groups.lines().take(DEEPEST) {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let roots: &[&str] = if controllers.is_empty() {
+            &["", "unified"]
+        } else if controllers.split(',').any(|name| name == controller) {
+            &[controllers, controller]
+        } else {
+            continue;
+        };
+        // A path that leads out of the namespace says nothing about folders here.
+        let path = if path.split('/').any(|part| part == "..") { "" } else { path };
+        let path = Path::new(path.trim_start_matches('/'));
+        for root in roots {
+            for level in path.ancestors().take(DEEPEST) {
+                let folder = mount.join(root).join(level);
+                let group = format!("/{}", level.display());
+                if !found.iter().any(|(known, _)| *known == folder) {
+                    found.push((folder, group));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Reads `rdma.max` and `rdma.current`: lines such as `mlx5_0 hca_handle=2 hca_object=max`.
+fn uses(max: &str, current: &str, group: &str) -> Vec<RdmaUse> {
+    let pairs = |text: &str| -> Vec<(String, String, String)> {
+        let of_line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let device = words.next().unwrap_or_default().to_owned();
+            let pairs = words.filter_map(move |word| {
+                let (resource, value) = word.split_once('=')?;
+                Some((device.clone(), resource.to_owned(), value.to_owned()))
+            });
+            pairs.collect::<Vec<_>>()
+        };
+        text.lines().flat_map(of_line).collect()
+    };
+    let current = pairs(current);
+    let limited = pairs(max).into_iter().filter_map(|(device, resource, value)| {
+        let max = value.parse().ok()?;
+        let of_this = |(d, r, _): &&(String, String, String)| *d == device && *r == resource;
+        let current = current.iter().find(of_this).and_then(|(_, _, value)| value.parse().ok());
+        Some(RdmaUse { current, max: Some(max), group: group.to_owned(), device, resource })
+    });
+    limited.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tree::Tree;
+    use proptest::prelude::*;
+
+    fn read(groups: &str, files: &[(&str, &str)]) -> Cgroup {
+        let tree = Tree::new(files);
+        tree.write("proc/self/cgroup", groups.as_bytes());
+        Cgroup::read(&Proc::at(tree.root().join("proc")), &tree.root().join("sys"))
+    }
+
+    #[test]
+    fn version_2_with_a_limit_above() {
+        let cgroup = read(
+            "0::/jobs/rank\n",
+            &[
+                ("sys/fs/cgroup/jobs/rank/rdma.max", "mlx5_0 hca_handle=max hca_object=max\n"),
+                ("sys/fs/cgroup/jobs/rank/rdma.current", "mlx5_0 hca_handle=1 hca_object=20\n"),
+                ("sys/fs/cgroup/jobs/rdma.max", "mlx5_0 hca_handle=2 hca_object=2000\nmlx5_1\n"),
+                ("sys/fs/cgroup/jobs/rdma.current", "mlx5_0 hca_handle=1 hca_object=2000\n"),
+                ("sys/fs/cgroup/jobs/memory.max", "1000\n"),
+                ("sys/fs/cgroup/jobs/memory.current", "900\n"),
+                ("sys/fs/cgroup/jobs/rank/memory.max", "max\n"),
+                ("sys/fs/cgroup/jobs/rank/memory.current", "800\n"),
+            ],
+        );
+        assert_eq!(cgroup.rdma.len(), 2);
+        let exhausted = cgroup.exhausted("mlx5_0").unwrap();
+        assert_eq!((exhausted.resource.as_str(), exhausted.max), ("hca_object", Some(2000)));
+        assert_eq!(exhausted.group, "/jobs");
+        assert_eq!(cgroup.exhausted("mlx5_1"), None);
+        assert_eq!(cgroup.ram.unwrap().left(), 100);
+    }
+
+    #[test]
+    fn version_1_and_a_container_that_sees_only_its_own_part() {
+        let cgroup = read(
+            "9:rdma:/docker/77\n8:cpu,memory:/docker/77\n",
+            &[
+                ("sys/fs/cgroup/rdma/rdma.max", "rxe0 hca_handle=5 hca_object=10\n"),
+                ("sys/fs/cgroup/rdma/rdma.current", "rxe0 hca_handle=5\n"),
+                ("sys/fs/cgroup/cpu,memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("sys/fs/cgroup/cpu,memory/memory.usage_in_bytes", "5\n"),
+            ],
+        );
+        assert_eq!(cgroup.exhausted("rxe0").unwrap().resource, "hca_handle");
+        assert_eq!(cgroup.rdma[1].current, None);
+        assert!(!cgroup.rdma[1].exhausted() && cgroup.ram.is_none());
+    }
+
+    #[test]
+    fn nothing_is_limited_where_nothing_is_said() {
+        let secret =
+            [("sys/rdma.max", "x hca_object=0\n"), ("sys/rdma.current", "x hca_object=1\n")];
+        assert_eq!(read("0::/../..\n", &secret), Cgroup::default());
+        assert_eq!(read("", &[]), Cgroup::default());
+        let current = ("sys/fs/cgroup/rdma.current", "m hca_object=3\n");
+        assert_eq!(
+            read("0::/", &[("sys/fs/cgroup/rdma.max", "m hca_object=\n"), current]).rdma,
+            []
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(a in any::<String>(), b in "\\PC{0,40}( \\PC{0,9}=[0-9]{0,30}){0,4}") {
+            let _ = uses(&a, &b, "/");
+            let _ = uses(&b, &a, "/");
+            let _ = levels(&a, Path::new("/no/such"), "rdma");
+        }
+    }
+}
