@@ -30,6 +30,7 @@ pub enum Blame {
 pub struct Error {
     blame: Blame,
     errno: Option<i32>,
+    verb: Option<&'static str>,
     text: String,
     reported: bool,
 }
@@ -40,7 +41,7 @@ pub type Fault = Box<Error>;
 impl Error {
     /// An error with the given blame and text.
     pub fn new(blame: Blame, text: impl Into<String>) -> Self {
-        Self { blame, errno: None, text: text.into(), reported: false }
+        Self { blame, errno: None, verb: None, text: text.into(), reported: false }
     }
 
     /// A bad argument of the current call.
@@ -68,6 +69,7 @@ impl Error {
         Self {
             blame: Blame::System,
             errno: Some(errno),
+            verb: Some(verb),
             text: format!("{verb} on {object} failed: {}", os_error(errno)),
             reported: false,
         }
@@ -78,6 +80,7 @@ impl Error {
         Self {
             blame: Blame::System,
             errno: source.raw_os_error(),
+            verb: None,
             text: format!("{operation} failed: {source}"),
             reported: false,
         }
@@ -87,6 +90,13 @@ impl Error {
     #[must_use]
     pub fn context(mut self, doing: impl fmt::Display) -> Self {
         self.text = format!("{doing}: {}", self.text);
+        self
+    }
+
+    /// The same error with the operating system's number for it.
+    #[must_use]
+    pub fn with_errno(mut self, errno: i32) -> Self {
+        self.errno = Some(errno);
         self
     }
 
@@ -111,6 +121,11 @@ impl Error {
     /// Who is at fault.
     pub fn blame(&self) -> Blame {
         self.blame
+    }
+
+    /// The verb that failed, if one did.
+    pub fn failed_verb(&self) -> Option<&'static str> {
+        self.verb
     }
 
     /// The operating system's error number, if one was given.

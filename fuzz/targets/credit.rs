@@ -3,17 +3,29 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nccl_net_pinrail::transport::fifo::{Credit, Front, MEMBERS, SLOTS, grid_and_records, stride};
+use nccl_net_pinrail::memory::ledger::Purpose;
+use nccl_net_pinrail::memory::piece::Piece;
+use nccl_net_pinrail::transport::fifo::{
+    Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords, grid_and_records, grid_and_records_bytes, stride,
+};
 use nccl_net_pinrail::transport::stripe::{self, Imm, MAX_PARTS};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Bytes before the image of the memory: rails, width, member, slot, sequence.
 const PREFIX: usize = 8;
 
+fn grid(rails: usize) -> (Arc<Piece>, CreditFifo, SizeRecords) {
+    let bytes = grid_and_records_bytes(stride(rails));
+    let piece = Piece::unregistered(bytes, Purpose::Credits).expect("memory");
+    let (fifo, records) = grid_and_records(&piece, stride(rails));
+    (piece, fifo, records)
+}
+
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for rails in [1, 3] {
-        let (pages, fifo, records) = grid_and_records(stride(rails)).expect("memory");
+        let (pages, fifo, records) = grid(rails);
         for slot in 0..2 {
             let sequence = slot as u32 + 1;
             for member in 0..MEMBERS {
@@ -49,8 +61,7 @@ fuzz_target!(
         let [rails, width, member, slot, sequence @ ..] = *prefix;
         let sequence = u32::from_le_bytes(sequence);
         let (slot, member) = (usize::from(slot), usize::from(member));
-        let (pages, fifo, records) =
-            grid_and_records(stride(usize::from(rails % 8) + 1)).expect("memory");
+        let (pages, fifo, records) = grid(usize::from(rails % 8) + 1);
         for (at, word) in (0..pages.len()).step_by(8).zip(image.chunks_exact(8)) {
             let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
             pages.u64_at(at).store(word, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use super::net;
 use super::objects::{self, Context};
 use super::types::{Logger, NcclResult, PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 use crate::error::{Error, Fault};
-use crate::memory::{Region, RegionKind};
+use crate::memory::{Given, Region, RegionKind};
 use crate::transport::connect::Connecting;
 use crate::transport::listener::Listener;
 use crate::transport::recv::RecvComm;
@@ -105,6 +105,8 @@ pub unsafe fn init_context(
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
         let context = net::init(|transport| {
+            // Whoever has a context gives it back, and with it what is pinned ahead.
+            transport.prepare();
             objects::export(Context {
                 transport: Arc::clone(transport),
                 traffic_class: class(traffic_class),
@@ -333,7 +335,10 @@ pub unsafe fn reg_mr(
         };
         // SAFETY: looked up among live objects; NCCL does not close a communicator that it registers with.
         let shared = unsafe { objects::shared(comm) }?;
-        let region = shared.register(data.addr(), size, kind)?;
+        // SAFETY: NCCL keeps a registered range mapped until it is deregistered, and readable and writable where it says
+        // that it is host memory.
+        let given = unsafe { Given::new(data, size) }.ok_or_else(|| null("the range"))?;
+        let region = shared.register(given, kind)?;
         // SAFETY: as above.
         unsafe { put(out, objects::export(region), "mhandle") }
     })

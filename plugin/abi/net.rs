@@ -76,6 +76,9 @@ pub fn transport(context: Option<&Context>) -> Result<Arc<Transport>> {
 pub fn release(was_context: bool) {
     let mut state = state();
     if objects::users() == 0 {
+        if let Some(transport) = &*state {
+            transport.idle();
+        }
         if was_context {
             *state = None;
             objects::drop_stray_regions();

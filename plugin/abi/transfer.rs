@@ -8,6 +8,7 @@ use super::calls::{null, put};
 use super::objects;
 use super::types::{MAX_MESSAGE, MAX_RECVS, NcclResult, OPTIONAL_COMPLETION, SUCCESS};
 use crate::error::{Error, Fault};
+use crate::memory::Region;
 use crate::transport::recv::{Posted, RecvComm};
 use crate::transport::request::{Request, Start};
 use crate::transport::send::SendComm;
@@ -275,7 +276,7 @@ unsafe fn irecv_general<S: Size>(
     })
 }
 
-/// iflush of the last member that is not empty. A NULL request: nothing to wait for.
+/// iflush of the last member that is not empty and was not copied by the host. A NULL request: nothing to wait for.
 ///
 /// # Safety
 /// See the module text; the arrays have `n` entries.
@@ -351,9 +352,15 @@ unsafe fn iflush_general(
             ))));
         }
         let usable = !data.is_null() && !sizes.is_null() && !handles.is_null();
-        // SAFETY: the arrays have `n` entries.
-        let last =
-            (0..n as usize).rev().find(|member| usable && unsafe { *sizes.add(*member) } > 0);
+        let mut last = None;
+        for member in (0..n as usize).filter(|_| usable) {
+            // SAFETY: the arrays have `n` entries, and handles are as the module text says.
+            let (size, region) =
+                unsafe { (*sizes.add(member), objects::region(*handles.add(member))?) };
+            if size > 0 && !region.is_some_and(Region::is_bounced) {
+                last = Some(member);
+            }
+        }
         let Some(member) = last else {
             comm.skip_flush();
             return Ok(());

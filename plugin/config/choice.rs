@@ -80,6 +80,17 @@ pub enum FlushPolicy {
 }
 words!(FlushPolicy { Auto = "auto", Always = "always", Never = "never" });
 
+/// `PINRAIL_REG_FALLBACK`: what happens with host memory that cannot be pinned where it lies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RegFallback {
+    /// It is copied through memory that was pinned first.
+    #[default]
+    Bounce,
+    /// The registration fails.
+    Fail,
+}
+words!(RegFallback { Bounce = "bounce", Fail = "fail" });
+
 /// `PINRAIL_LOG`: the least important message that is still logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -120,6 +131,9 @@ mod tests {
     fn every_word_reads_back() {
         for word in FlushPolicy::WORDS {
             assert_eq!(FlushPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in RegFallback::WORDS {
+            assert_eq!(RegFallback::from_word(word).unwrap().to_string(), *word);
         }
         for word in LogLevel::WORDS {
             assert_eq!(LogLevel::from_word(word).unwrap().to_string(), *word);

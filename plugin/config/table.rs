@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Given;
 use super::address::{AddrRange, Family};
-use super::choice::{FlushPolicy, LogLevel, RelaxedOrdering};
+use super::choice::{FlushPolicy, LogLevel, RegFallback, RelaxedOrdering};
 use super::gid_index::GidIndex;
 use super::hca::HcaFilter;
 use super::ifname::IfnameFilter;
@@ -190,6 +190,16 @@ settings! {
     /// When a receive into GPU memory is followed by a flush: `auto` where it is needed, `always`
     /// for every flush NCCL asks for, `never`.
     flush: FlushPolicy = "PINRAIL_FLUSH", Form::Words(FlushPolicy::WORDS), default "auto";
+
+    /// What happens with host memory that cannot be pinned where it lies: `bounce` copies through
+    /// memory that was pinned first, `fail` fails the registration.
+    reg_fallback: RegFallback = "PINRAIL_REG_FALLBACK",
+        Form::Words(RegFallback::WORDS), default "bounce";
+
+    /// The most memory that copies for such buffers may use in this process. Set aside when the
+    /// plugin starts where the machine shows the risk, elsewhere taken when first needed.
+    bounce_bytes: usize = "PINRAIL_BOUNCE_BYTES",
+        counted(1 << 20, 1 << 40, Unit::Bytes), default "268435456";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
     /// level (`NCCL_DEBUG`) decides.

@@ -4,6 +4,7 @@
 //! happened outside the data path. The words live in pages that a forked child sees as zero, so that the same load
 //! also tells a child that it must not touch the parent's queues.
 
+use super::ledger::Purpose;
 use super::page::{PageOwned, Word, page_size};
 use crate::error::Result;
 use crate::sync::{OBSERVE, Ordering, PUBLISH};
@@ -92,7 +93,7 @@ impl Gate {
         let index = match slab.free.pop() {
             Some(index) => index,
             None => {
-                let page = PageOwned::new(page_size())?;
+                let page = PageOwned::new(page_size(), Purpose::Gates)?;
                 if let Err(e) = page.wipe_on_fork() {
                     tracing::warn!("{e}; use after fork() will not be noticed");
                 }

@@ -1,10 +1,21 @@
 //! Memory that the plugin owns, and registrations of everybody's.
 
 #[deny(unsafe_code)]
+pub mod arena;
+#[deny(unsafe_code)]
+pub mod bounce;
+#[deny(unsafe_code)]
+pub mod contract;
+#[deny(unsafe_code)]
 pub mod diagnosis;
 #[deny(unsafe_code)]
 pub mod gate;
+pub mod given;
+#[deny(unsafe_code)]
+pub mod ledger;
 pub mod page;
+#[deny(unsafe_code)]
+pub mod piece;
 mod ranges;
 #[deny(unsafe_code)]
 pub mod region;
@@ -12,6 +23,7 @@ pub mod region;
 pub mod registry;
 
 pub use gate::{Gate, GateState};
+pub use given::Given;
 pub use page::PageOwned;
 pub use region::{Region, RegionKind};
 pub use registry::Registry;

@@ -7,6 +7,7 @@
 //! This is the only file that dereferences such memory. A device or a peer may write it at any time, so that every
 //! access is atomic or volatile and no reference to plain data is ever handed out.
 
+use super::ledger::{PinLedger, Purpose};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use rustix::mm::{
@@ -38,11 +39,11 @@ unsafe impl Send for PageOwned {}
 unsafe impl Sync for PageOwned {}
 
 impl PageOwned {
-    /// Maps at least `len` bytes, faulted in.
+    /// Maps at least `len` bytes, faulted in, and enters them in the ledger.
     ///
     /// # Errors
     /// The mapping is refused.
-    pub fn new(len: usize) -> Result<Self> {
+    pub fn new(len: usize, purpose: Purpose) -> Result<Self> {
         let fail = |e: rustix::io::Errno| Error::io(format_args!("mapping {len} bytes"), &e.into());
         let page = page_size();
         let len = round_up(len);
@@ -65,6 +66,7 @@ impl PageOwned {
             // SAFETY: inside the mapping, which is writable now.
             unsafe { owned.base.add(offset).write_volatile(0) };
         }
+        PinLedger::process().own(owned.range(), purpose);
         Ok(owned)
     }
 
@@ -92,6 +94,11 @@ impl PageOwned {
         self.base.as_ptr() as usize
     }
 
+    /// The addresses.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.addr()..self.addr() + self.len
+    }
+
     /// Bytes, a multiple of the page size.
     pub fn len(&self) -> usize {
         self.len
@@ -100,6 +107,35 @@ impl PageOwned {
     /// Whether it is empty; it never is.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// The place of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// They are not inside the mapping.
+    pub(super) fn place(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset <= self.len && len <= self.len - offset, "outside the mapping");
+        // SAFETY: inside the mapping, by the assertion.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Copies another mapping of the same size, where no device is at work on either.
+    ///
+    /// # Panics
+    /// This one is smaller.
+    pub fn copy_from(&self, other: &Self) {
+        let to = self.place(0, other.len);
+        // SAFETY: both ranges are inside their mappings, which are different ones.
+        unsafe { ptr::copy_nonoverlapping(other.base.as_ptr(), to.as_ptr(), other.len) };
+    }
+
+    /// Fills `len` bytes at `offset` with zeroes, where no device is at work.
+    ///
+    /// # Panics
+    /// They are not inside the mapping.
+    pub fn clear(&self, offset: usize, len: usize) {
+        // SAFETY: inside the mapping, which is writable.
+        unsafe { self.place(offset, len).write_bytes(0, len) };
     }
 
     /// The aligned 32-bit word at `offset`.
@@ -128,6 +164,7 @@ impl PageOwned {
 impl Drop for PageOwned {
     fn drop(&mut self) {
         let page = page_size();
+        PinLedger::process().disown(self.addr());
         // SAFETY: this is the mapping of `new` with both guard pages; whoever registered it holds it longer than the
         // registration.
         let unmapped = unsafe { munmap(self.base.as_ptr().sub(page).cast(), self.len + 2 * page) };
@@ -178,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_mapping_is_whole_zeroed_pages() {
-        let pages = PageOwned::new(1).unwrap();
+        let pages = PageOwned::new(1, Purpose::Gates).unwrap();
         assert_eq!(pages.len(), page_size());
         assert_eq!(pages.addr() % page_size(), 0);
         assert!((0..pages.len()).step_by(8).all(|o| pages.u64_at(o).load(Ordering::Relaxed) == 0));
@@ -186,7 +223,7 @@ mod tests {
 
     #[test]
     fn both_neighbours_are_inaccessible() {
-        let pages = PageOwned::new(3 * page_size()).unwrap();
+        let pages = PageOwned::new(3 * page_size(), Purpose::Gates).unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let find = |start: usize, end: usize| {
             maps.lines().any(|line| {
@@ -203,13 +240,13 @@ mod tests {
 
     #[test]
     fn a_size_that_overflows_is_an_error() {
-        assert!(PageOwned::new(usize::MAX - 3 * page_size()).is_err());
+        assert!(PageOwned::new(usize::MAX - 3 * page_size(), Purpose::Gates).is_err());
     }
 
     #[test]
     #[should_panic(expected = "offset")]
     fn out_of_bounds_is_caught() {
-        let pages = PageOwned::new(1).unwrap();
+        let pages = PageOwned::new(1, Purpose::Gates).unwrap();
         pages.u32_at(page_size());
     }
 }

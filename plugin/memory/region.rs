@@ -1,5 +1,6 @@
 //! A range of memory registered on every rail of a communicator: what a memory handle (`mhandle`) points at.
 
+use super::bounce::Bounced;
 use super::registry::Registered;
 use crate::verbs::wr::Local;
 use std::collections::HashMap;
@@ -22,11 +23,16 @@ pub const MAX_RAILS: usize = 8;
 /// A registered range. Keys are copied out of the regions so that posting reads one cache line.
 #[derive(Debug)]
 pub struct Region {
+    /// What devices reach directly: nothing of a range that is reached through copies.
     start: u64,
     len: u64,
     lkeys: [u32; MAX_RAILS],
     rkeys: [u32; MAX_RAILS],
     kind: RegionKind,
+    /// What the caller asked for.
+    asked: (u64, u64),
+    /// How the range is reached if not directly.
+    bounced: Option<Weak<Bounced>>,
     id: u64,
     home: Weak<Mutex<Table>>,
 }
@@ -41,7 +47,14 @@ pub struct Regions(Arc<Mutex<Table>>);
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    live: HashMap<u64, Vec<Arc<Registered>>>,
+    live: HashMap<u64, Backing>,
+}
+
+/// What a region needs for as long as it may be used.
+#[derive(Debug)]
+enum Backing {
+    Registered(#[expect(dead_code, reason = "kept alive")] Vec<Arc<Registered>>),
+    Bounced(Arc<Bounced>),
 }
 
 impl Regions {
@@ -53,12 +66,26 @@ impl Regions {
         kind: RegionKind,
         registered: Vec<Arc<Registered>>,
     ) -> Region {
-        let mut region = Region::bare(addr, len, kind, &registered);
+        let region = Region::bare(addr, len, kind, &registered);
+        self.keep(region, Backing::Registered(registered))
+    }
+
+    /// A region of host memory that is reached through copies.
+    pub fn add_bounced(&self, addr: usize, len: usize, bounced: Bounced) -> Region {
+        let bounced = Arc::new(bounced);
+        // Directly reachable: nothing, not even the empty range at its first address.
+        let mut region = Region::bare(addr, len, RegionKind::Host, &[]);
+        (region.start, region.len) = (u64::MAX, 0);
+        region.bounced = Some(Arc::downgrade(&bounced));
+        self.keep(region, Backing::Bounced(bounced))
+    }
+
+    fn keep(&self, mut region: Region, backing: Backing) -> Region {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         region.id = table.next;
         region.home = Arc::downgrade(&self.0);
         table.next += 1;
-        table.live.insert(region.id, registered);
+        table.live.insert(region.id, backing);
         region
     }
 }
@@ -67,8 +94,10 @@ impl Drop for Region {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
         let gone = home.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.id);
-        // The verb runs here, after the lock was released.
-        drop(gone);
+        // Verbs run here, after the lock was released.
+        if let Some(Backing::Bounced(bounced)) = gone {
+            bounced.close();
+        }
     }
 }
 
@@ -80,19 +109,41 @@ impl Region {
             lkeys[rail] = r.lkey();
             rkeys[rail] = r.rkey();
         }
-        Self { start: addr as u64, len: len as u64, lkeys, rkeys, kind, id: 0, home: Weak::new() }
+        Self {
+            start: addr as u64,
+            len: len as u64,
+            lkeys,
+            rkeys,
+            kind,
+            asked: (addr as u64, len as u64),
+            bounced: None,
+            id: 0,
+            home: Weak::new(),
+        }
     }
 
-    /// Whether `len` bytes at `addr` lie inside what was registered.
+    /// Whether `len` bytes at `addr` lie inside what devices reach directly.
     #[inline(always)]
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         let offset = addr.wrapping_sub(self.start);
         offset <= self.len && len <= self.len - offset
     }
 
+    /// Whether the range is reached through copies.
+    pub fn is_bounced(&self) -> bool {
+        self.bounced.is_some()
+    }
+
+    /// How to reach `len` bytes at `addr` through copies, if that is how this range is reached and they lie inside.
+    pub fn bounced(&self, addr: u64, len: u64) -> Option<Arc<Bounced>> {
+        let offset = addr.wrapping_sub(self.asked.0);
+        let inside = offset <= self.asked.1 && len <= self.asked.1 - offset;
+        self.bounced.as_ref().filter(|_| inside)?.upgrade()
+    }
+
     /// The registered range as (address, bytes).
     pub fn range(&self) -> (u64, u64) {
-        (self.start, self.len)
+        self.asked
     }
 
     /// The kind of pointer it was registered as.

@@ -6,7 +6,8 @@
 //!
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
-use super::page::page_size;
+use super::ledger::{Pin, PinLedger, PinRecord};
+use super::page::{PageOwned, page_size};
 use super::ranges::Ranges;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
@@ -23,6 +24,42 @@ pub struct Registered {
     start: usize,
     end: usize,
     shared_in: Weak<Registry>,
+    usage: Arc<Usage>,
+    // After the region: the books say that a pin is held as long as it is.
+    _pin: Option<PinRecord>,
+}
+
+/// What registrations of one protection domain amount to.
+#[derive(Debug, Default)]
+pub struct Usage {
+    live: AtomicU64,
+    bytes: AtomicU64,
+    most_live: AtomicU64,
+    most_bytes: AtomicU64,
+}
+
+impl Usage {
+    fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most_live.fetch_max(live, Ordering::Relaxed);
+        self.most_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    fn sub(&self, bytes: u64) {
+        self.live.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Registrations that are live, and their bytes.
+    pub fn live(&self) -> (u64, u64) {
+        (self.live.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// The most there ever were at once.
+    pub fn most(&self) -> (u64, u64) {
+        (self.most_live.load(Ordering::Relaxed), self.most_bytes.load(Ordering::Relaxed))
+    }
 }
 
 impl Registered {
@@ -44,12 +81,15 @@ impl Drop for Registered {
         }
         // The verb runs here, after the registry's lock was released.
         self.region = None;
+        self.usage.sub((self.end - self.start) as u64);
     }
 }
 
 /// The shared registrations of one protection domain, by address.
 pub struct Registry {
     pd: Arc<ProtectionDomain>,
+    device: Arc<str>,
+    usage: Arc<Usage>,
     ranges: CachePadded<Mutex<Ranges<Registered>>>,
     registrations: AtomicU64,
     /// Counted without the lock, so on a line of its own: it must not take the lock's line from who holds it.
@@ -61,6 +101,8 @@ impl Registry {
     pub fn new(pd: &Arc<ProtectionDomain>) -> Arc<Self> {
         Arc::new(Self {
             pd: Arc::clone(pd),
+            device: Arc::from(pd.context().name()),
+            usage: Arc::default(),
             ranges: CachePadded::default(),
             registrations: AtomicU64::new(0),
             hits: CachePadded::default(),
@@ -76,6 +118,36 @@ impl Registry {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The name of the device.
+    pub fn device(&self) -> &Arc<str> {
+        &self.device
+    }
+
+    /// What its registrations amount to.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// An existing registration that covers `len` bytes at `addr` with exactly `access`.
+    pub fn find(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
+        let (start, end) = page_range(addr, len).ok()?;
+        let found = self.ranges().covering(start, end, access)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// Registers a mapping of the plugin's own: its first long-term pin on this device.
+    ///
+    /// # Errors
+    /// The verb fails.
+    pub fn register_owned(
+        self: &Arc<Self>,
+        pages: &PageOwned,
+        access: Access,
+    ) -> Result<Arc<Registered>> {
+        self.register(pages.addr(), pages.len(), access)
+    }
+
     /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
     /// page-rounded range.
     ///
@@ -87,18 +159,13 @@ impl Registry {
         len: usize,
         access: Access,
     ) -> Result<Arc<Registered>> {
-        let (start, end) = page_range(addr, len)?;
-        if let Some(found) = self.ranges().covering(start, end, access) {
-            self.hits.fetch_add(1, Ordering::Relaxed);
+        if let Some(found) = self.find(addr, len, access) {
             return Ok(found);
         }
-        let region = MemoryRegion::register(&self.pd, start, end - start, access)?;
-        let new = Arc::new(Registered {
-            region: Some(region),
-            start,
-            end,
-            shared_in: Arc::downgrade(self),
-        });
+        let mut new = self.register_alone(addr, len, access)?;
+        let (start, end) = (new.start, new.end);
+        new.shared_in = Arc::downgrade(self);
+        let new = Arc::new(new);
         let mut ranges = self.ranges();
         // Somebody else may have registered the range meanwhile. Theirs is shared, ours dropped after the lock.
         if let Some(found) = ranges.covering(start, end, access) {
@@ -109,6 +176,35 @@ impl Registry {
         ranges.add(start, end, access, &new);
         self.registrations.fetch_add(1, Ordering::Relaxed);
         Ok(new)
+    }
+
+    /// A new registration of the page-rounded range that nobody else will be given.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_alone(&self, addr: usize, len: usize, access: Access) -> Result<Registered> {
+        let (start, end) = page_range(addr, len)?;
+        // In the books before the kernel is asked, so that the order is right there too.
+        let pin = Pin::registration(&self.device, MemoryRegion::api(&self.pd, access));
+        let pin = PinLedger::process().pin(start..end, pin, &[])?;
+        let region = MemoryRegion::register(&self.pd, start, end - start, access)?;
+        self.usage.add((end - start) as u64);
+        tracing::debug!(
+            device = &*self.device,
+            address = format_args!("{start:#x}"),
+            bytes = end - start,
+            access = format_args!("{:#x}", access.bits()),
+            lkey = format_args!("{:#x}", region.lkey()),
+            "registered"
+        );
+        Ok(Registered {
+            region: Some(region),
+            start,
+            end,
+            shared_in: Weak::new(),
+            usage: Arc::clone(&self.usage),
+            _pin: Some(pin),
+        })
     }
 
     /// A registration of `len` bytes from `offset` of a DMA-BUF that answers to the addresses from `addr` on. Never
@@ -127,7 +223,24 @@ impl Registry {
         let end = addr.checked_add(len).ok_or_else(|| wraps(addr, len))?;
         let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)?;
         self.registrations.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Registered { region: Some(region), start: addr, end, shared_in: Weak::new() }))
+        self.usage.add(len as u64);
+        tracing::debug!(
+            device = &*self.device,
+            address = format_args!("{addr:#x}"),
+            bytes = len,
+            offset,
+            access = format_args!("{:#x}", access.bits()),
+            "registered a DMA-BUF"
+        );
+        // No pin: the exporter moves or holds its memory, and tells the device.
+        Ok(Arc::new(Registered {
+            region: Some(region),
+            start: addr,
+            end,
+            shared_in: Weak::new(),
+            usage: Arc::clone(&self.usage),
+            _pin: None,
+        }))
     }
 
     fn forget(&self, gone: &Registered) {

@@ -92,7 +92,15 @@ pub trait Ending {
                 progress = true;
             }
         }
-        Ok(progress)
+        Ok(progress | self.go_on()?)
+    }
+
+    /// Does what is left to do after polling; whether that was something.
+    ///
+    /// # Errors
+    /// The connection failed.
+    fn go_on(&mut self) -> Result<bool, Fault> {
+        Ok(false)
     }
 
     /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.

@@ -7,13 +7,15 @@
 use super::Transport;
 use super::channel::{Channel, Dial};
 use super::connection::{Policy, Setup, Sizes};
+use super::copies::Spare;
 use super::device::Rail;
 use super::fifo;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::wire::{End, Handle, Hello, Message};
-use super::{Comm, CommShared};
+use super::{Comm, CommShared, Whose};
 use crate::error::{Blame, Error, Result};
 use crate::memory::Gate;
+use crate::memory::diagnosis::Direction;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,7 +79,7 @@ impl Connecting {
         let sizes =
             Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
         let stride = fifo::stride(handle.rails.into());
-        let setup = Setup::new(rails, lanes, stride, sizes, settings)?;
+        let setup = Setup::new(rails, lanes, stride, sizes, transport)?;
         Ok(Self {
             transport: Arc::clone(transport),
             setup: Some(setup),
@@ -257,10 +259,12 @@ impl Connecting {
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
+        let whose =
+            Whose { direction: Direction::Send, peer: peer.clone(), spare: Spare::default() };
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("sending end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate)?;
+        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
         Ok(Comm::new(shared, comm))
     }
 }

@@ -1,13 +1,16 @@
 //! Queue pairs of a connection, from creation to ready-to-send, for either end.
 
+use super::Transport;
 use super::comm::Peer;
 use super::device::Rail;
-use super::fifo::{CreditFifo, SizeRecords, grid_and_records};
+use super::fifo::{CreditFifo, SizeRecords, grid_and_records, grid_and_records_bytes};
 use super::lane::Lane;
 use super::stripe::MAX_PARTS;
 use super::wire::{End, Identity, WireLane};
 use crate::config::Settings;
 use crate::error::{Error, Result};
+use crate::memory::ledger::Purpose;
+use crate::memory::piece::Piece;
 use crate::memory::registry::Registered;
 use crate::verbs::mr::Access;
 use crate::verbs::qp::{Caps, Ece};
@@ -91,22 +94,25 @@ impl Setup {
         lanes: usize,
         stride: usize,
         sizes: Sizes,
-        settings: &Settings,
+        transport: &Transport,
     ) -> Result<Self> {
+        let settings = &transport.settings;
         if lanes == 0 || lanes > MAX_PARTS {
             return Err(Error::usage(format!(
                 "{lanes} queue pairs per connection; the limit is {MAX_PARTS}. Lower NCCL_IB_QPS_PER_CONNECTION"
             )));
         }
-        let (pages, fifo, records) = grid_and_records(stride)?;
-        let mut registered = Vec::new();
+        let registries: Vec<_> = rails.iter().map(|r| &r.open.registry).collect();
+        let (piece, registered) = Piece::registered(
+            grid_and_records_bytes(stride),
+            Purpose::Credits,
+            Access::REMOTE_WRITE,
+            &registries,
+            transport.fallback(),
+        )?;
+        let (fifo, records) = grid_and_records(&piece, stride);
         let mut cqs = Vec::new();
         for (index, rail) in rails.iter().enumerate() {
-            registered.push(rail.open.registry.register(
-                pages.addr(),
-                pages.len(),
-                Access::REMOTE_WRITE,
-            )?);
             let on_rail = (index..lanes).step_by(rails.len()).count() as u32;
             // Every slot of every queue can complete once, and nothing else completes here, so the queue cannot overrun.
             let entries = on_rail * (sizes.send + sizes.recv) + sizes.extra;
@@ -139,7 +145,7 @@ impl Setup {
             qps,
             cqs,
             registered,
-            memory: pages.addr() as u64,
+            memory: piece.addr() as u64,
             records_addr: records.addr(0),
             fifo,
             records,

@@ -29,6 +29,10 @@ pub struct Device {
     pub max_qp: u32,
     /// Largest completion queue.
     pub max_cqe: u32,
+    /// Registrations that the device can have; 0 where it does not say.
+    pub max_mr: u64,
+    /// Largest registration, in bytes; 0 where it does not say.
+    pub max_mr_size: u64,
     /// Largest payload of one work request, in bytes.
     pub max_message: u32,
     /// Whether device memory can be registered by address.
@@ -41,7 +45,7 @@ pub struct Device {
     pub rail: Option<i32>,
     /// See `rail`.
     pub plane: Option<i32>,
-    open: Arc<Mutex<Weak<OpenDevice>>>,
+    open: Arc<Mutex<Shared>>,
 }
 
 /// A port and how it is called in messages.
@@ -53,6 +57,13 @@ pub struct Port {
     pub number: u8,
     /// `device:port`.
     pub label: String,
+}
+
+/// An open device, wherever something uses it: communicators and listeners, or only memory registered with it.
+#[derive(Debug, Default)]
+struct Shared {
+    open: Weak<OpenDevice>,
+    registry: Weak<Registry>,
 }
 
 /// An open device, shared by all ports and communicators that use it.
@@ -69,8 +80,13 @@ pub struct OpenDevice {
 impl OpenDevice {
     fn new(context: Arc<Context>) -> Result<Arc<Self>> {
         let pd = ProtectionDomain::new(&context)?;
-        let registry = Registry::new(&pd);
-        Ok(Arc::new(Self { context, pd, registry }))
+        Ok(Self::over(Registry::new(&pd)))
+    }
+
+    /// The device whose protection domain has this registry.
+    fn over(registry: Arc<Registry>) -> Arc<Self> {
+        let pd = Arc::clone(registry.pd());
+        Arc::new(Self { context: Arc::clone(pd.context()), pd, registry })
     }
 }
 
@@ -91,8 +107,13 @@ impl Device {
     /// # Errors
     /// The device is gone or cannot be opened.
     pub fn open(&self, verbs: &Arc<Verbs>) -> Result<Arc<OpenDevice>> {
-        let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = slot.upgrade() {
+        let mut shared = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = shared.open.upgrade() {
+            return Ok(open);
+        }
+        if let Some(registry) = shared.registry.upgrade() {
+            let open = OpenDevice::over(registry);
+            shared.open = Arc::downgrade(&open);
             return Ok(open);
         }
         let list = DeviceList::get(verbs)?;
@@ -100,7 +121,7 @@ impl Device {
             .find(|i| list.name(*i) == self.port.device)
             .ok_or_else(|| Error::system(format!("{} is no longer there", self.port.device)))?;
         let open = OpenDevice::new(list.open(index)?)?;
-        *slot = Arc::downgrade(&open);
+        *shared = Shared { open: Arc::downgrade(&open), registry: Arc::downgrade(&open.registry) };
         Ok(open)
     }
 }
@@ -153,7 +174,7 @@ fn ports_of(
             return;
         }
     };
-    let shared = Arc::new(Mutex::new(Weak::new()));
+    let shared = Arc::default();
     let dmabuf = MemoryRegion::dmabuf_supported(&open.pd, context.verbs());
     for number in 1..=attr.phys_port_cnt {
         let label = format!("{name}:{number}");
@@ -185,6 +206,8 @@ fn ports_of(
             reported_port: number.into(),
             pci_path: sysfs.pci_path(&name).map(|path| pci::merged_path(&path, settings.merge_vfs)),
             max_qp: attr.max_qp.try_into().unwrap_or(0),
+            max_mr: attr.max_mr.try_into().unwrap_or(0),
+            max_mr_size: attr.max_mr_size,
             max_cqe: attr.max_cqe.try_into().unwrap_or(0),
             // Some devices state nothing; a message that a signed length can hold is the least the ABI needs.
             max_message: match state.max_msg_sz {
@@ -282,6 +305,11 @@ impl Devices {
                 self.virtuals.len()
             ))
         })
+    }
+
+    /// Every port.
+    pub fn all_ports(&self) -> &[Arc<Device>] {
+        &self.ports
     }
 
     /// The ports of a device.

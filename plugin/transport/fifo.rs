@@ -14,8 +14,7 @@
 //! A peer may write anything here at any time. Words are read once into locals, validated by whoever uses them, and
 //! never decide a local address.
 
-use crate::error::Result;
-use crate::memory::PageOwned;
+use crate::memory::piece::Piece;
 use crate::memory::region::MAX_RAILS;
 use crate::sync::{AtomicU32, AtomicU64, OBSERVE, Ordering, fence, read_half};
 use std::ptr::NonNull;
@@ -70,10 +69,10 @@ pub struct CreditFifo {
     /// The first word of the grid.
     base: NonNull<AtomicU64>,
     stride: usize,
-    pages: Arc<PageOwned>,
+    piece: Arc<Piece>,
 }
 
-// SAFETY: the words are atomics inside the mapping that `pages` keeps alive.
+// SAFETY: the words are atomics inside the mapping that `piece` keeps alive.
 unsafe impl Send for CreditFifo {}
 
 /// The head of a one-member receive in a FIFO of one-half entries.
@@ -129,10 +128,10 @@ impl CreditFifo {
         SLOTS * MEMBERS * stride
     }
 
-    /// A grid at the start of `pages`.
-    pub fn new(pages: Arc<PageOwned>, stride: usize) -> Self {
-        assert!(pages.len() >= Self::bytes(stride) && stride.is_multiple_of(HALF));
-        Self { base: pages.base().cast(), stride, pages }
+    /// A grid at the start of `piece`.
+    pub fn new(piece: Arc<Piece>, stride: usize) -> Self {
+        assert!(piece.len() >= Self::bytes(stride) && stride.is_multiple_of(HALF));
+        Self { base: piece.base().cast(), stride, piece }
     }
 
     /// Bytes of one entry.
@@ -150,7 +149,7 @@ impl CreditFifo {
     /// Address of an entry in this process.
     #[inline(always)]
     pub fn addr(&self, slot: usize, member: usize) -> u64 {
-        (self.pages.addr() + self.offset(slot, member)) as u64
+        (self.piece.addr() + self.offset(slot, member)) as u64
     }
 
     /// The four words of the first entry of `slot` in a FIFO of one-half entries; in one of long entries some other words
@@ -158,7 +157,7 @@ impl CreditFifo {
     #[inline(always)]
     fn short_half(&self, slot: usize) -> NonNull<[AtomicU64; HALF / 8]> {
         // SAFETY: `new` checked that the mapping holds the whole grid, of which this is an entry; the mapping lives as
-        // long as `pages`.
+        // long as `piece`.
         unsafe { self.base.byte_add(slot % SLOTS * (MEMBERS * HALF)).cast() }
     }
 
@@ -210,7 +209,7 @@ impl CreditFifo {
         let at = self.offset(slot, member);
         let half = |at: usize| {
             // Pairs with the adapter's in-order write of the half. What is read after its end was written before.
-            let word = |index: usize| self.pages.u64_at(at + index * size_of::<u64>());
+            let word = |index: usize| self.piece.u64_at(at + index * size_of::<u64>());
             read_half(word, |last| unpack(last).1 == sequence)
         };
         let [addr, len_and_tag, first, last] = half(at)?;
@@ -230,7 +229,7 @@ impl CreditFifo {
     pub fn fill(&self, slot: usize, member: usize, credit: &Credit) {
         let at = self.offset(slot, member);
         let put = |offset: usize, word: u64| {
-            self.pages.u64_at(at + offset).store(word, Ordering::Relaxed);
+            self.piece.u64_at(at + offset).store(word, Ordering::Relaxed);
         };
         put(0, credit.addr.to_le());
         put(8, pack(credit.len, credit.tag));
@@ -248,7 +247,7 @@ impl CreditFifo {
 /// Sizes of the members of each outstanding receive, one slot per receive.
 #[derive(Debug)]
 pub struct SizeRecords {
-    pages: Arc<PageOwned>,
+    piece: Arc<Piece>,
     base: usize,
 }
 
@@ -256,16 +255,16 @@ impl SizeRecords {
     /// Bytes of all records.
     pub const BYTES: usize = SLOTS * RECORD;
 
-    /// Records that begin `base` bytes into `pages`.
-    pub fn new(pages: Arc<PageOwned>, base: usize) -> Self {
-        assert!(pages.len() >= base + Self::BYTES && base.is_multiple_of(RECORD));
-        Self { pages, base }
+    /// Records that begin `base` bytes into `piece`.
+    pub fn new(piece: Arc<Piece>, base: usize) -> Self {
+        assert!(piece.len() >= base + Self::BYTES && base.is_multiple_of(RECORD));
+        Self { piece, base }
     }
 
     /// Address of the record of `slot` in this process.
     #[inline(always)]
     pub fn addr(&self, slot: usize) -> u64 {
-        (self.pages.addr() + self.base) as u64 + Self::offset(slot)
+        (self.piece.addr() + self.base) as u64 + Self::offset(slot)
     }
 
     /// Offset of the record of `slot` from the first.
@@ -275,7 +274,7 @@ impl SizeRecords {
     }
 
     fn word(&self, slot: usize, member: usize) -> &AtomicU32 {
-        self.pages.u32_at(self.base + slot % SLOTS * RECORD + member % MEMBERS * size_of::<u32>())
+        self.piece.u32_at(self.base + slot % SLOTS * RECORD + member % MEMBERS * size_of::<u32>())
     }
 
     /// Puts a size into the local copy.
@@ -301,24 +300,29 @@ impl SizeRecords {
     }
 }
 
-/// One mapping that holds a grid and, behind it, the records.
-///
-/// # Errors
-/// No memory.
-pub fn grid_and_records(stride: usize) -> Result<(Arc<PageOwned>, CreditFifo, SizeRecords)> {
-    let bytes = CreditFifo::bytes(stride);
-    let pages = Arc::new(PageOwned::new(bytes + SizeRecords::BYTES)?);
-    Ok((
-        Arc::clone(&pages),
-        CreditFifo::new(Arc::clone(&pages), stride),
-        SizeRecords::new(pages, bytes),
-    ))
+/// Bytes of a grid and, behind it, the records.
+pub fn grid_and_records_bytes(stride: usize) -> usize {
+    CreditFifo::bytes(stride) + SizeRecords::BYTES
+}
+
+/// A grid and, behind it, the records.
+pub fn grid_and_records(piece: &Arc<Piece>, stride: usize) -> (CreditFifo, SizeRecords) {
+    let records = SizeRecords::new(Arc::clone(piece), CreditFifo::bytes(stride));
+    (CreditFifo::new(Arc::clone(piece), stride), records)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::ledger::Purpose;
     use proptest::prelude::*;
+
+    fn grid(rails: usize) -> (Arc<Piece>, CreditFifo, SizeRecords) {
+        let bytes = grid_and_records_bytes(stride(rails));
+        let piece = Piece::unregistered(bytes, Purpose::Credits).unwrap();
+        let (fifo, records) = grid_and_records(&piece, stride(rails));
+        (piece, fifo, records)
+    }
 
     proptest! {
         #[test]
@@ -326,7 +330,7 @@ mod tests {
             slot in 0..SLOTS, member in 0..MEMBERS, rails in 1..=MAX_RAILS,
             addr: u64, len: u32, tag: u32, mut rkeys: [u32; MAX_RAILS], members in 1..=8_u32, sequence: u32,
         ) {
-            let (_, fifo, _) = grid_and_records(stride(rails)).unwrap();
+            let (_, fifo, _) = grid(rails);
             if rails <= 2 {
                 rkeys[2..].fill(0);
             }
@@ -338,7 +342,7 @@ mod tests {
 
         #[test]
         fn sizes_do_not_mix(slot in 0..SLOTS, sizes: [u32; MEMBERS], n in 1..=MEMBERS) {
-            let (_, _, records) = grid_and_records(stride(1)).unwrap();
+            let (_, _, records) = grid(1);
             for (member, size) in sizes.iter().enumerate() {
                 records.fill(slot, member, *size);
                 records.fill((slot + 1) % SLOTS, member, !size);
@@ -352,8 +356,8 @@ mod tests {
     #[test]
     fn entries_do_not_overlap() {
         for rails in [1, 3] {
-            let (pages, fifo, records) = grid_and_records(stride(rails)).unwrap();
-            let mut end = pages.addr() as u64;
+            let (piece, fifo, records) = grid(rails);
+            let mut end = piece.addr() as u64;
             for slot in 0..SLOTS {
                 for member in 0..MEMBERS {
                     assert_eq!(fifo.addr(slot, member), end);
@@ -361,7 +365,7 @@ mod tests {
                 }
             }
             assert_eq!(records.addr(0), end);
-            assert!(records.addr(SLOTS - 1) + RECORD as u64 <= (pages.addr() + pages.len()) as u64);
+            assert!(records.addr(SLOTS - 1) + RECORD as u64 <= (piece.addr() + piece.len()) as u64);
         }
     }
 }

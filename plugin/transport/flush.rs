@@ -4,12 +4,13 @@
 //! complete before writes that the device had posted to that buffer; that is a property of the platforms this is used
 //! on, not a theorem about RDMA reads. `done` of a flush means GpuVisible in that sense.
 
+use super::Transport;
 use super::device::Rail;
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
-use crate::config::Settings;
 use crate::error::Result;
-use crate::memory::PageOwned;
+use crate::memory::ledger::Purpose;
+use crate::memory::piece::Piece;
 use crate::memory::registry::Registered;
 use crate::verbs::mr::Access;
 use crate::verbs::qp::Caps;
@@ -28,8 +29,8 @@ pub struct FlushQp {
     /// The queue pair with its accounting.
     pub lane: Lane,
     usual: Reads,
-    registered: Arc<Registered>,
-    scratch: PageOwned,
+    registered: Vec<Arc<Registered>>,
+    scratch: Arc<Piece>,
 }
 
 /// A work request for each usual flush.
@@ -50,12 +51,18 @@ impl FlushQp {
         rail: &Rail,
         index: usize,
         cq: &Arc<CompletionQueue>,
-        settings: &Settings,
+        transport: &Transport,
     ) -> Result<Self> {
+        let settings = &transport.settings;
         let registry = &rail.open.registry;
         let port = &rail.address;
-        let scratch = PageOwned::new(size_of::<u32>())?;
-        let registered = registry.register(scratch.addr(), scratch.len(), Access::LOCAL)?;
+        let (scratch, registered) = Piece::registered(
+            size_of::<u32>(),
+            Purpose::FlushScratch,
+            Access::LOCAL,
+            &[registry],
+            transport.fallback(),
+        )?;
         let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
         let qp = QueuePair::new(registry.pd(), cq, caps)?;
         qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
@@ -85,6 +92,6 @@ impl FlushQp {
 
     /// The destination of the read.
     pub fn scratch(&self) -> Local {
-        Local { addr: self.scratch.addr() as u64, len: 1, lkey: self.registered.lkey() }
+        Local { addr: self.scratch.addr() as u64, len: 1, lkey: self.registered[0].lkey() }
     }
 }

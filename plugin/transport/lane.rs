@@ -12,7 +12,8 @@ use crate::verbs::wr::SendChain;
 
 /// What a completion is about, packed into a work request identifier.
 ///
-/// Bits 0–31 the position on its lane, 32–39 a slot or request, 40–47 the lane, 56–63 the kind.
+/// Bits 0–31 the position on its lane, 32–39 a slot or request, 40–47 the lane, 48–55 the chunk that it empties and
+/// one, or 0, 56–63 the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId(pub u64);
 
@@ -51,6 +52,16 @@ impl WrId {
                 | (slot as u64 & 0xff) << 32
                 | u64::from(position),
         )
+    }
+
+    /// The same, for a work request that sends from chunk number `chunk` of the copies.
+    pub fn with_chunk(self, chunk: usize) -> Self {
+        Self(self.0 | ((chunk as u64 + 1) & 0xff) << 48)
+    }
+
+    /// The chunk that is free again.
+    pub fn chunk(self) -> Option<usize> {
+        ((self.0 >> 48 & 0xff) as usize).checked_sub(1)
     }
 
     /// The kind; `None` for an identifier that this plugin did not make.
@@ -174,6 +185,10 @@ mod tests {
                 );
             }
         }
+        let id = WrId::new(Kind::Part, 5, 6, 7);
+        assert_eq!(id.chunk(), None);
+        assert_eq!((id.with_chunk(15).chunk(), id.with_chunk(0).chunk()), (Some(15), Some(0)));
+        assert_eq!((id.with_chunk(15).kind(), id.with_chunk(15).lane()), (Some(Kind::Part), 5));
         assert_eq!(WrId(0).kind(), None);
         assert_eq!(WrId(u64::MAX).kind(), None);
     }

@@ -6,6 +6,7 @@
 use super::Transport;
 use super::channel::Channel;
 use super::connection::{Policy, Setup, Sizes, random};
+use super::copies::Spare;
 use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::fifo;
@@ -13,11 +14,12 @@ use super::flush::{FLUSH_DEPTH, FlushQp};
 use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
 use super::recv::{self, RecvComm};
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
-use super::{Comm, CommShared};
+use super::{Comm, CommShared, Whose};
 use crate::config::FlushPolicy;
 use crate::error::{Error, Result};
 use crate::host::netif;
 use crate::memory::Gate;
+use crate::memory::diagnosis::Direction;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -217,7 +219,7 @@ impl Listener {
             extra: FLUSH_DEPTH,
             inline: INLINE,
         };
-        Setup::new(rails, hello.lanes.len(), stride, sizes, &self.transport.settings)
+        Setup::new(rails, hello.lanes.len(), stride, sizes, &self.transport)
             .map_err(|e| e.context(channel.peer()))
     }
 
@@ -277,7 +279,7 @@ impl Listener {
                 FlushPolicy::Auto => rail.device.peer_memory || rail.device.dmabuf,
             };
             if wanted {
-                flush.push(FlushQp::new(rail, index, &parts.cqs[index], settings)?);
+                flush.push(FlushQp::new(rail, index, &parts.cqs[index], &self.transport)?);
             }
         }
         let route = recv::Route {
@@ -287,11 +289,14 @@ impl Listener {
             fifo_addr: hello.memory,
             fifo_rkeys: hello.rails.iter().map(|r| r.rkey).collect(),
             max_inline,
+            spare: Spare::default(),
         };
+        let whose =
+            Whose { direction: Direction::Receive, peer: peer.clone(), spare: route.spare.clone() };
         let comm =
             RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("receiving end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate)?;
+        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
         Ok(Comm::new(shared, comm))
     }
 }

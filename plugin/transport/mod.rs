@@ -6,6 +6,7 @@ pub mod channel;
 pub mod comm;
 pub mod connect;
 pub mod connection;
+pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
@@ -17,27 +18,30 @@ pub mod listener;
 pub mod pump;
 pub mod receives;
 pub mod recv;
+pub mod registration;
 pub mod request;
 pub mod send;
 pub mod slot;
 pub mod stripe;
 pub mod wire;
 
-use crate::config::{RelaxedOrdering, Settings};
-use crate::cuda::driver::{Driver, MemoryKind};
-use crate::error::{Error, Result};
+use crate::config::{RegFallback, Settings};
+use crate::error::Result;
+use crate::host;
 use crate::host::sysfs::Sysfs;
+use crate::memory::arena::Arena;
+use crate::memory::bounce::Chunks;
+use crate::memory::diagnosis::{Direction, Machine, Reporter};
 use crate::memory::region::Regions;
-use crate::memory::registry::{Registered, Registry};
-use crate::memory::{Gate, GateState, Region, RegionKind};
+use crate::memory::{Gate, Registry};
 use crate::verbs::Verbs;
-use crate::verbs::mr::Access;
 use address::PortAddress;
 use channel::Channel;
+use comm::Peer;
+use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Everything of this process that connections share: settings, the verbs library, devices, the event watcher.
 ///
@@ -49,6 +53,13 @@ pub struct Transport {
     verbs: Arc<Verbs>,
     devices: Mutex<Devices>,
     events: Arc<Events>,
+    /// Memory that was pinned first.
+    arena: Arc<Arena>,
+    /// Where a diagnosis looks, and whom it tells.
+    machine: Machine,
+    reporter: Reporter,
+    /// Why this machine may refuse to pin memory that CUDA pinned before, if it may.
+    risk: Option<String>,
 }
 
 impl Transport {
@@ -57,7 +68,7 @@ impl Transport {
     /// # Errors
     /// The library cannot be used, or cannot list devices.
     pub fn start(settings: Settings) -> Result<Arc<Self>> {
-        if let Err(e) = crate::host::limits::raise_nofile() {
+        if let Err(e) = host::limits::raise_nofile() {
             tracing::info!("RLIMIT_NOFILE stays as it is: {e}");
         }
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
@@ -76,7 +87,17 @@ impl Transport {
             tracing::info!("using {} through {}", names.join(", "), verbs.path().display());
         }
         let events = Events::new(settings.return_async_events);
-        Ok(Arc::new(Self { settings, verbs, devices: Mutex::new(Devices::new(ports)), events }))
+        let machine = Machine::from_settings(&settings);
+        Ok(Arc::new(Self {
+            arena: Arena::new(settings.bounce_bytes),
+            reporter: Reporter::from_settings(&settings),
+            risk: host::placement_risk(&machine.proc),
+            machine,
+            settings,
+            verbs,
+            devices: Mutex::new(Devices::new(ports)),
+            events,
+        }))
     }
 
     /// Whether the kernel has RDMA devices, whatever the library says: then a library that fails is worth a warning.
@@ -94,6 +115,7 @@ impl Transport {
     /// # Errors
     /// There is no such device, or a member cannot be opened or addressed.
     pub fn rails(&self, index: i32) -> Result<Vec<Rail>> {
+        self.prepare();
         let ports = {
             let devices = self.devices();
             devices.ports(devices.get(index)?)
@@ -108,16 +130,52 @@ impl Transport {
             .collect()
     }
 
-    fn bulk_access(&self) -> Result<Access> {
-        match (self.settings.relaxed_ordering, self.verbs.has_optional_access()) {
-            (RelaxedOrdering::Off, _) | (RelaxedOrdering::Auto, false) => Ok(Access::BULK),
-            (_, true) => Ok(Access::BULK.relaxed()),
-            (RelaxedOrdering::Required, false) => Err(Error::usage(format!(
-                "NCCL_IB_PCI_RELAXED_ORDERING=1, but {} has no ibv_reg_mr_iova2",
-                self.verbs.path().display()
-            ))),
+    /// Where the plugin's own memory may come from if it cannot be pinned.
+    pub(crate) fn fallback(&self) -> Option<&Arc<Arena>> {
+        (self.settings.reg_fallback == RegFallback::Bounce).then_some(&self.arena)
+    }
+
+    /// Sets memory for copies aside with every device, where the machine shows that later registrations may fail.
+    /// Called when the plugin starts or is about to be used; a failure is told and is not fatal.
+    pub fn prepare(&self) {
+        let Some(risk) = self.risk.as_ref().filter(|_| self.fallback().is_some()) else { return };
+        if self.arena.is_set_aside() {
+            return;
+        }
+        let ports = self.devices().all_ports().to_vec();
+        let mut registries: Vec<Arc<Registry>> = Vec::new();
+        for port in ports {
+            match port.open(&self.verbs) {
+                Ok(open) if registries.iter().any(|r| Arc::ptr_eq(r, &open.registry)) => {}
+                Ok(open) => registries.push(Arc::clone(&open.registry)),
+                Err(e) => tracing::warn!("{e}"),
+            }
+        }
+        if registries.is_empty() {
+            return;
+        }
+        match self.arena.set_aside(&registries) {
+            Ok(()) => tracing::info!(
+                "{} bytes (PINRAIL_BOUNCE_BYTES) are pinned ahead for buffers that cannot be: {risk}",
+                self.arena.bytes()
+            ),
+            Err(e) => tracing::warn!("no memory is pinned ahead, although {risk}: {e}"),
         }
     }
+
+    /// Gives back what nothing uses any more. Called when the last communicator is gone.
+    pub fn idle(&self) {
+        self.arena.let_go();
+    }
+}
+
+/// What registrations of a communicator need to know about it.
+#[derive(Debug)]
+struct Whose {
+    direction: Direction,
+    peer: Peer,
+    /// Where a receiving end finds its table of copies.
+    spare: Spare,
 }
 
 /// What both threads of a communicator use: the Service thread registers memory while the Progress thread moves data.
@@ -127,6 +185,9 @@ pub struct CommShared {
     _watch: Watch,
     regions: Regions,
     gate: Gate,
+    /// What buffers of a sending end are copied through, once one has to be.
+    chunks: OnceLock<Arc<Chunks>>,
+    whose: Whose,
     rails: Vec<Rail>,
     transport: Arc<Transport>,
 }
@@ -137,6 +198,7 @@ impl CommShared {
         rails: Vec<Rail>,
         channel: Channel,
         gate: &Gate,
+        whose: Whose,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
         let watch = transport.events.watch(channel, gate, &devices)?;
@@ -144,79 +206,11 @@ impl CommShared {
             _watch: watch,
             regions: Regions::default(),
             gate: gate.clone(),
+            chunks: OnceLock::new(),
+            whose,
             rails,
             transport: Arc::clone(transport),
         })
-    }
-
-    fn refuse_in_child(&self) -> Result<()> {
-        if self.gate.state() == GateState::Forked {
-            return Err(Error::usage(
-                "called in a forked child: connections belong to the process that made them",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Registers on every rail, with relaxed ordering if that is to be had.
-    fn on_all_rails(
-        &self,
-        register: impl Fn(&Arc<Registry>, Access) -> Result<Arc<Registered>>,
-    ) -> Result<Vec<Arc<Registered>>> {
-        let access = self.transport.bulk_access()?;
-        let all = |access| self.rails.iter().map(|r| register(&r.open.registry, access)).collect();
-        let first: Result<Vec<_>> = all(access);
-        first.or_else(|e| {
-            // A device may refuse optional access bits; only where the operator did not demand them.
-            let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
-            if e.errno() != Some(libc::EINVAL) || !access.is_relaxed() || required {
-                return Err(e);
-            }
-            tracing::info!("{e}; trying without relaxed ordering");
-            all(Access::BULK)
-        })
-    }
-
-    /// Registers `len` bytes at `addr` on every rail. Safe against the data path of the same communicator.
-    ///
-    /// # Errors
-    /// A verb fails; range, kind and what the CUDA driver says of the address are told.
-    pub fn register(&self, addr: usize, len: usize, kind: RegionKind) -> Result<Region> {
-        self.refuse_in_child()?;
-        if kind == RegionKind::Cuda && self.rails.iter().any(|r| !r.device.peer_memory) {
-            return Err(Error::usage(format!(
-                "regMr of {len} bytes of CUDA memory at {addr:#x}: no peer-memory kernel module \
-                 (nvidia_peermem) is loaded; load it, or let NCCL use DMA-BUF"
-            )));
-        }
-        let registered = self.on_all_rails(|registry, access| registry.register(addr, len, access));
-        let registered = registered.map_err(|e| {
-            let memory = Driver::loaded().map_or(MemoryKind::Unknown, |d| d.kind(addr as u64));
-            e.context(format_args!(
-                "regMr of {len} bytes at {addr:#x} ({kind:?}; the CUDA driver says {memory:?})"
-            ))
-        })?;
-        Ok(self.regions.add(addr, len, kind, registered))
-    }
-
-    /// Registers `len` bytes from `offset` of a DMA-BUF on every rail, addressed as `addr`. The descriptor is not kept.
-    ///
-    /// # Errors
-    /// A verb fails.
-    pub fn register_dmabuf(
-        &self,
-        addr: usize,
-        len: usize,
-        offset: u64,
-        fd: BorrowedFd<'_>,
-    ) -> Result<Region> {
-        self.refuse_in_child()?;
-        let registered = self
-            .on_all_rails(|registry, access| {
-                registry.register_dmabuf(addr, len, fd, offset, access)
-            })
-            .map_err(|e| e.context(format_args!("regMrDmaBuf of {len} bytes at {addr:#x}")))?;
-        Ok(self.regions.add(addr, len, RegionKind::DmaBuf, registered))
     }
 }
 

@@ -4,6 +4,7 @@
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
 use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
+use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
@@ -51,6 +52,8 @@ pub struct Route {
     pub fifo_rkeys: Vec<u32>,
     /// Bytes that may be posted inline on every lane.
     pub max_inline: u32,
+    /// Where the table of copies comes from, should any buffer need them.
+    pub(super) spare: Spare,
 }
 
 /// Counters of one receiving end.
@@ -62,6 +65,9 @@ pub struct RecvStats {
     pub flushes: u64,
     /// Flush calls that had nothing to wait for.
     pub flushes_skipped: u64,
+    /// Receives that were copied to where they belong, and their bytes.
+    pub copied: u64,
+    pub copied_bytes: u64,
 }
 
 /// The receiving end of a connection. Driven by one thread at a time.
@@ -81,6 +87,9 @@ pub struct RecvComm {
     flush_wrs: FlushWrs,
     flushes: u64,
     flushes_skipped: u64,
+    copied: u64,
+    copied_bytes: u64,
+    spare: Spare,
     fifo_addr: u64,
     fifo_rkeys: Vec<u32>,
     watchdog: Watchdog,
@@ -88,6 +97,8 @@ pub struct RecvComm {
     failure: Option<Fault>,
     /// Why the last [`Self::try_irecv`] could not post.
     post_errno: i32,
+    // Dropped after the queue pairs: until then a peer may write to landing places.
+    copies: Option<Box<Copies>>,
     // Dropped after the queue pairs, and the memory after its registrations: its address may be mapped again at once,
     // and must not be found registered then.
     local: Vec<Arc<Registered>>,
@@ -138,12 +149,16 @@ impl RecvComm {
             flush_wrs: FlushWrs(SendChain::new(1)),
             flushes: 0,
             flushes_skipped: 0,
+            copied: 0,
+            copied_bytes: 0,
+            spare: route.spare,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
             post_errno: 0,
+            copies: None,
             local: route.local,
             shadow,
             records,
@@ -161,6 +176,8 @@ impl RecvComm {
             receives: self.next,
             flushes: self.flushes,
             flushes_skipped: self.flushes_skipped,
+            copied: self.copied,
+            copied_bytes: self.copied_bytes,
         }
     }
 
@@ -246,10 +263,15 @@ impl RecvComm {
         let count = members.len();
         let mut limit = 0;
         for (member, posted) in members.enumerate() {
-            let rkeys = match posted.region {
-                Some(region) if region.contains(posted.addr, posted.len.into()) => *region.rkeys(),
-                _ if posted.len == 0 => [0; MAX_RAILS],
-                _ => return Err(out_of_region(&posted)),
+            let (addr, rkeys) = match posted.region {
+                Some(region) if region.contains(posted.addr, posted.len.into()) => {
+                    (posted.addr, *region.rkeys())
+                }
+                _ if posted.len == 0 => (posted.addr, [0; MAX_RAILS]),
+                _ => match self.land(index, member, &posted)? {
+                    Some(place) => place,
+                    None => return Ok(None),
+                },
             };
             limit = posted.len;
             self.limits[index][member % MEMBERS] = posted.len;
@@ -257,7 +279,7 @@ impl RecvComm {
                 index,
                 member,
                 &Credit {
-                    addr: posted.addr,
+                    addr,
                     len: posted.len,
                     tag: posted.tag,
                     rkeys,
@@ -270,13 +292,17 @@ impl RecvComm {
             return Err(self.post_failed("ibv_post_send", errno));
         }
         self.next = sequence;
+        let copied = self.copies.as_ref().is_some_and(|c| c.holds(index));
         // Cannot fail: a free request was seen above and nothing took it.
-        let Some(request) = self.pool.take(count as u8) else { return Ok(None) };
+        let request =
+            if copied { self.pool.take_watched(count as u8) } else { self.pool.take(count as u8) };
+        let Some(request) = request else { return Ok(None) };
         let taken = request.index();
         let slot = &mut self.slots[index];
         slot.request = taken;
-        if count > 1 {
-            slot.await_several(sequence, count as u8);
+        if count > 1 || copied {
+            // Copied data are not in the caller's memory before they are copied, whoever looks.
+            slot.await_unusual(sequence, count as u8, limit);
         } else {
             slot.await_one(sequence, limit);
             if optional {
@@ -286,6 +312,40 @@ impl RecvComm {
             }
         }
         Ok(self.pool.get(taken))
+    }
+
+    /// Finds a landing place for a member that is copied to where it belongs: what to advertise. `None`: there is no
+    /// room now.
+    #[cold]
+    fn land(
+        &mut self,
+        index: usize,
+        member: usize,
+        posted: &Posted<'_>,
+    ) -> Result<Option<(u64, [u32; MAX_RAILS])>, Fault> {
+        if self.copies.is_none() {
+            self.copies = self.spare.take();
+        }
+        let bounced = posted.region.and_then(|r| r.bounced(posted.addr, posted.len.into()));
+        let (Some(copies), Some(bounced)) = (&mut self.copies, bounced) else {
+            if let Some(copies) = &mut self.copies {
+                copies.cancel(index);
+            }
+            return Err(out_of_region(posted));
+        };
+        let place = copies.begin(index, member, Arc::clone(&bounced), posted.addr, posted.len);
+        if place.is_none() {
+            copies.cancel(index);
+            // Room comes back with receives that are in flight. Without any, asking again would not help.
+            if bounced.is_empty() {
+                return Err(Box::new(Error::argument(format!(
+                    "irecv whose members overlap in a buffer that is reached through copies ({} bytes at {:#x})",
+                    posted.len, posted.addr
+                ))));
+            }
+            self.poll()?;
+        }
+        Ok(place)
     }
 
     /// Whether slot `index` is free, with a credit and a request to be had.
@@ -357,6 +417,11 @@ impl RecvComm {
     pub fn iflush(&mut self, addr: u64, region: &Region) -> Result<Option<&Request>, Fault> {
         if !self.pump.gate().is_open() {
             self.local_attention()?;
+        }
+        if region.is_bounced() {
+            // The copy put the data where the host and, over the bus, everybody sees them.
+            self.skip_flush();
+            return Ok(None);
         }
         if !region.contains(addr, 1) {
             return Err(Box::new(Error::argument(format!(
@@ -503,10 +568,9 @@ impl RecvComm {
                 if slot.bytes > slot.limit {
                     return Err(self.unexpected(imm));
                 }
-                if let Some(request) = self.waiting(index, slot) {
-                    request.set_size(0, slot.bytes);
-                    request.complete();
-                }
+                let mut sizes = [0; MEMBERS];
+                sizes[0] = slot.bytes;
+                self.all_arrived(index, slot, &sizes);
             } else {
                 self.arrived_with_record(index, slot, imm)?;
             }
@@ -530,13 +594,29 @@ impl RecvComm {
         if sizes[..members].iter().zip(limits).any(|(size, limit)| size > limit) {
             return Err(self.unexpected(imm));
         }
+        self.all_arrived(index, slot, &sizes);
+        Ok(())
+    }
+
+    /// All parts of a receive are here: it is done, unless its data must be copied first.
+    fn all_arrived(&mut self, index: usize, slot: Slot, sizes: &[u32; MEMBERS]) {
+        let copies = self.copies.as_mut().filter(|c| c.holds(index));
+        let copied = copies.is_some();
+        if let Some(copies) = copies {
+            copies.arrived(index, sizes);
+            self.copied += 1;
+            self.copied_bytes +=
+                sizes[..usize::from(slot.members)].iter().map(|s| u64::from(*s)).sum::<u64>();
+            self.slots[index] = Slot { copying: true, ..slot };
+        }
         if let Some(request) = self.waiting(index, slot) {
-            for (member, size) in sizes[..members].iter().enumerate() {
+            for (member, size) in sizes[..usize::from(slot.members)].iter().enumerate() {
                 request.set_size(member, *size);
             }
-            request.complete();
+            if !copied {
+                request.complete();
+            }
         }
-        Ok(())
     }
 
     /// The request that waits for the receive of slot `index`.
@@ -615,6 +695,28 @@ impl Ending for RecvComm {
             }
         }
         Ok(())
+    }
+
+    fn go_on(&mut self) -> Result<bool, Fault> {
+        let Some(copies) = &mut self.copies else { return Ok(false) };
+        match copies.step(self.next as usize) {
+            Step::Idle => Ok(false),
+            Step::More => Ok(true),
+            Step::Done(index) => {
+                let slot = std::mem::replace(&mut self.slots[index], IDLE);
+                if let Some(request) = self.pool.get(slot.request) {
+                    request.complete();
+                }
+                Ok(true)
+            }
+            Step::Gone(index) => {
+                let error = Error::usage(format!(
+                    "{}: the memory handle of a receive in flight was deregistered (slot {index})",
+                    self.peer
+                ));
+                Err(self.fail(error))
+            }
+        }
     }
 }
 

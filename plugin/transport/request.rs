@@ -18,7 +18,7 @@ impl State {
     pub const FREE: Self = Self(0x5052_5100);
     /// Given out and not complete; polling one completion queue is all that test has to do.
     pub const PENDING: Self = Self(0x5052_5111);
-    /// Given out and not complete, on several rails.
+    /// Given out and not complete, on several rails or with data to copy.
     pub const PENDING_RAILS: Self = Self(0x5052_5112);
     /// Complete and not yet tested.
     pub const DONE: Self = Self(0x5052_5101);
@@ -262,6 +262,13 @@ impl RequestPool {
         self.free.set(request.link.get());
         request.state.set(self.pending);
         request.link.set(members.into());
+        Some(request)
+    }
+
+    /// As [`Self::take`], for a request whose test has more to do than polling one queue.
+    pub fn take_watched(&self, members: u8) -> Option<&Request> {
+        let request = self.take(members)?;
+        request.state.set(State::PENDING_RAILS);
         Some(request)
     }
 

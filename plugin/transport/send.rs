@@ -13,6 +13,7 @@ use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
+use crate::memory::bounce::{CHUNKS, Chunks};
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, Region};
 use crate::verbs::CompletionQueue;
@@ -54,6 +55,8 @@ pub struct SendStats {
     pub receives: u32,
     /// Sends that were longer than the advertised receive.
     pub shortened: u64,
+    /// Bytes that were sent from copies.
+    pub copied_bytes: u64,
 }
 
 /// The sending end of a connection. Driven by one thread at a time.
@@ -81,6 +84,10 @@ pub struct SendComm {
     forming: Box<Forming>,
     records: SizeRecords,
     shortened: u64,
+    /// What bounced buffers are sent from, and a bit for each chunk that a device reads.
+    chunks: Option<Arc<Chunks>>,
+    chunks_used: u32,
+    copied_bytes: u64,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
@@ -150,10 +157,14 @@ impl SendComm {
                 matched: [false; MEMBERS],
                 left: 0,
                 list: [NO_MEMBER; MEMBERS],
+                sources: Default::default(),
                 cursor: None,
             }),
             records,
             shortened: 0,
+            chunks: None,
+            chunks_used: 0,
+            copied_bytes: 0,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
@@ -208,7 +219,11 @@ impl SendComm {
 
     /// Counters.
     pub fn stats(&self) -> SendStats {
-        SendStats { receives: self.next, shortened: self.shortened }
+        SendStats {
+            receives: self.next,
+            shortened: self.shortened,
+            copied_bytes: self.copied_bytes,
+        }
     }
 
     /// The other end.
@@ -410,6 +425,17 @@ impl Ending for SendComm {
     }
 
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
+        self.note(first, found)?;
+        if self.forming.cursor.is_some() {
+            self.advance()?;
+        }
+        Ok(())
+    }
+}
+
+impl SendComm {
+    /// Takes note of completions, and goes on with nothing.
+    fn note(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
         };
@@ -424,6 +450,7 @@ impl Ending for SendComm {
                 (Some(Kind::Single), _) => self.pool.own(id.slot()).complete(),
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
+                    self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
                     let group = &mut self.groups[id.slot() % SLOTS];
                     group.pending = group.pending.saturating_sub(1);
                     if group.pending == 0 {
@@ -434,12 +461,12 @@ impl Ending for SendComm {
                             .for_each(Request::complete);
                     }
                 }
-                (Some(Kind::Progress), Some(lane)) => lane.complete(id.position()),
+                (Some(Kind::Progress), Some(lane)) => {
+                    lane.complete(id.position());
+                    self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
+                }
                 _ => {}
             }
-        }
-        if self.forming.cursor.is_some() {
-            self.advance()?;
         }
         Ok(())
     }

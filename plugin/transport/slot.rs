@@ -9,8 +9,8 @@ pub(super) const NOTHING: u32 = u32::MAX;
 /// One advertised receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
-    /// The immediate of the usual answer to a receive with one member: one part without a record. For several members
-    /// one that can never come to this slot. Else [`NOTHING`].
+    /// The immediate of the usual answer to a receive with one member: one part without a record. For others one that
+    /// can never come to this slot. Else [`NOTHING`].
     pub(super) usual: u32,
     /// Bytes advertised for the only member.
     pub(super) limit: u32,
@@ -25,8 +25,10 @@ pub(super) struct Slot {
     pub(super) shape: u8,
     /// Their bytes.
     pub(super) bytes: u32,
-    /// For several members: the immediate of one part without a record.
-    pub(super) several: u32,
+    /// What [`Self::usual`] would be, where that is one that can never come.
+    pub(super) unusual: u32,
+    /// All has come and is being copied to where it belongs.
+    pub(super) copying: bool,
 }
 
 pub(super) const IDLE: Slot = Slot {
@@ -37,7 +39,8 @@ pub(super) const IDLE: Slot = Slot {
     arrived: 0,
     shape: 0,
     bytes: 0,
-    several: 0,
+    unusual: 0,
+    copying: false,
 };
 
 impl Slot {
@@ -48,12 +51,15 @@ impl Slot {
         self.limit = limit;
     }
 
-    /// Starts waiting, from idle, for the answer to a receive with `members` members, more than one.
-    pub(super) fn await_several(&mut self, sequence: u32, members: u8) {
-        // The neighbour's sequence: immediates with it are looked up in the neighbour's slot.
+    /// Starts waiting, from idle, for the answer to a receive with `members` members whose answer is never the usual
+    /// one: there are several, or data must be copied. `limit`: bytes advertised for the only member.
+    pub(super) fn await_unusual(&mut self, sequence: u32, members: u8, limit: u32) {
+        // The neighbour's sequence: immediates with it are looked up in the neighbour's slot. The bit tells the two
+        // kinds of waiting apart.
         self.usual = Imm::new(sequence ^ 1, 1, true).0;
-        self.several = Imm::new(sequence, 1, false).0;
+        self.unusual = Imm::new(sequence, 1, false).0;
         self.members = members;
+        self.limit = limit;
     }
 
     /// Whether a receive is outstanding.
@@ -64,7 +70,7 @@ impl Slot {
 
     /// Whether `imm` ends a part of the receive that this slot waits for.
     pub(super) fn is_answered_by(&self, imm: Imm) -> bool {
-        let usual = if self.members > 1 { self.several } else { self.usual };
-        self.is_waiting() && imm.matches(usual)
+        let usual = if Imm(self.usual).has_record() { self.unusual } else { self.usual };
+        self.is_waiting() && !self.copying && imm.matches(usual)
     }
 }

@@ -54,6 +54,15 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
+    /// The verb that registers memory with this access.
+    pub fn api(pd: &ProtectionDomain, flags: Access) -> &'static str {
+        if flags.is_relaxed() && pd.context().verbs().reg_mr_iova2.is_some() {
+            "ibv_reg_mr_iova2"
+        } else {
+            "ibv_reg_mr"
+        }
+    }
+
     /// Registers `len` bytes at `addr`.
     ///
     /// # Errors
@@ -66,19 +75,17 @@ impl MemoryRegion {
     ) -> Result<Self> {
         let verbs = pd.context().verbs();
         let pointer = addr as *mut c_void;
-        let (verb, raw) = match (flags.is_relaxed(), verbs.reg_mr_iova2) {
+        let verb = Self::api(pd, flags);
+        let raw = match (flags.is_relaxed(), verbs.reg_mr_iova2) {
             (true, Some(reg)) => {
                 // SAFETY: the domain is alive. The kernel checks the range; memory of this process that a device may
                 // write is the caller's to keep mapped.
-                let raw = unsafe {
-                    reg(pd.raw(), pointer, len, addr as u64, flags.bits().cast_unsigned())
-                };
-                ("ibv_reg_mr_iova2", raw)
+                unsafe { reg(pd.raw(), pointer, len, addr as u64, flags.bits().cast_unsigned()) }
             }
             _ => {
                 let bits = flags.bits() & !access::RELAXED_ORDERING;
                 // SAFETY: as above.
-                ("ibv_reg_mr", unsafe { (verbs.reg_mr)(pd.raw(), pointer, len, bits) })
+                unsafe { (verbs.reg_mr)(pd.raw(), pointer, len, bits) }
             }
         };
         Self::wrap(pd, raw).ok_or_else(|| {

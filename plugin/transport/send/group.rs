@@ -6,6 +6,7 @@
 use super::{SendComm, out_of_region};
 use crate::error::{Error, Fault};
 use crate::memory::Region;
+use crate::memory::bounce::{Bounced, CHUNK, CHUNKS};
 use crate::memory::region::MAX_RAILS;
 use crate::transport::comm::Ending;
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
@@ -13,6 +14,7 @@ use crate::transport::lane::{Kind, WrId};
 use crate::transport::request::Request;
 use crate::transport::stripe::{self, Imm};
 use crate::verbs::wr::{Flags, Local, Remote};
+use std::sync::Arc;
 
 /// Work requests posted with one doorbell.
 pub(super) const CHAIN: usize = 16;
@@ -39,6 +41,8 @@ pub(super) struct Forming {
     pub(super) matched: [bool; MEMBERS],
     pub(super) left: usize,
     pub(super) list: [Member; MEMBERS],
+    /// The buffers of members that are sent from copies.
+    pub(super) sources: [Option<Arc<Bounced>>; MEMBERS],
     /// The next work request to make, once all members are matched.
     pub(super) cursor: Option<Cursor>,
 }
@@ -113,12 +117,20 @@ impl SendComm {
             return Ok(None);
         };
         let len = size.min(credit.len);
+        let bounced = region.and_then(|r| r.bounced(addr, len.into())).filter(|_| len != 0);
         let lkeys = match region {
             Some(region) if region.contains(addr, len.into()) => {
                 std::array::from_fn(|rail| region.lkey(rail))
             }
             _ if len == 0 => [0; MAX_RAILS],
-            _ => return Err(out_of_region(addr, len, region)),
+            _ => match bounced.as_ref().and_then(|b| b.chunks()) {
+                Some(chunks) => {
+                    // The same for all buffers of this end.
+                    let chunks = self.chunks.get_or_insert_with(|| Arc::clone(chunks));
+                    std::array::from_fn(|rail| chunks.lkey(rail))
+                }
+                None => return Err(out_of_region(addr, len, region)),
+            },
         };
         let Some(request) = self.pool.take(1) else {
             self.poll()?;
@@ -138,6 +150,7 @@ impl SendComm {
         forming.left -= 1;
         forming.list[member] =
             Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
+        forming.sources[member] = bounced;
         self.simple_limit = 0;
         if forming.left == 0 {
             self.begin_posting(slot, sequence);
@@ -178,8 +191,12 @@ impl SendComm {
         let lanes = self.route.lanes.len();
         while cursor.part < cursor.parts {
             let index = (self.lane + cursor.part as usize) % lanes;
+            if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
+                // A chunk that is free again is still in the cache.
+                self.reclaim()?;
+            }
             let room = self.route.lanes[index].room() as usize;
-            let (count, ended) = self.build(&mut cursor, index, slot, sequence, room.min(CHAIN));
+            let (count, ended) = self.build(&mut cursor, index, slot, sequence, room.min(CHAIN))?;
             if count == 0 {
                 // Room comes with completions; the caller polls and returns here.
                 break;
@@ -195,6 +212,7 @@ impl SendComm {
             self.forming.cursor = None;
             self.forming.members = 0;
             self.forming.matched = [false; MEMBERS];
+            self.forming.sources = Default::default();
             self.simple_limit = self.usual_limit();
             self.lane = (self.lane + self.route.width as usize) % lanes;
         } else {
@@ -203,7 +221,34 @@ impl SendComm {
         Ok(())
     }
 
+    /// Takes note of what has completed, so that chunks come free.
+    fn reclaim(&mut self) -> Result<(), Fault> {
+        for rail in 0..self.pump.rails() {
+            let found = self.pump.poll(rail);
+            if found != 0 {
+                self.note(0, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `addr` of a member into a chunk: its number. `None`: the device reads all of them.
+    fn copy(&mut self, member: usize, addr: u64, len: u32) -> Result<Option<usize>, Fault> {
+        let chunk = self.chunks_used.trailing_ones() as usize;
+        let source = self.forming.sources.get(member).and_then(Option::as_ref);
+        let Some(source) = source.filter(|_| chunk < CHUNKS) else { return Ok(None) };
+        if !source.copy_in(addr, len, chunk) {
+            let peer = &self.peer;
+            let error = format!("{peer}: the memory handle of a send in flight was deregistered");
+            return Err(self.fail(Error::usage(error)));
+        }
+        self.chunks_used |= 1 << chunk;
+        self.copied_bytes += u64::from(len);
+        Ok(Some(chunk))
+    }
+
     /// Makes up to `limit` work requests of the cursor's part; returns how many and whether the part is then complete.
+    /// What is copied is posted at once, so that the device is at work while the next piece is copied.
     fn build(
         &mut self,
         cursor: &mut Cursor,
@@ -211,12 +256,13 @@ impl SendComm {
         slot: usize,
         sequence: u32,
         limit: usize,
-    ) -> (usize, bool) {
-        let route = &self.route;
-        let at = &route.lanes[lane];
-        let remote_rail = at.remote_rail % MAX_RAILS;
+    ) -> Result<(usize, bool), Fault> {
+        let at = &self.route.lanes[lane];
+        let (rail, remote_rail) = (at.rail % MAX_RAILS, at.remote_rail % MAX_RAILS);
+        let first = at.position(0);
+        let (width, max_message) = (self.route.width, self.route.max_message);
         let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
-        let id = |kind, ahead| WrId::new(kind, lane, slot, at.position(ahead)).0;
+        let id = |kind, ahead: usize| WrId::new(kind, lane, slot, first.wrapping_add(ahead as u32));
         let members = self.forming.members;
         let carries_record = cursor.record && cursor.part == 0;
         // Data may carry the immediate itself unless a record must follow or packets may overtake each other.
@@ -226,48 +272,56 @@ impl SendComm {
             // The next piece of data of this part, if any is left.
             let piece = loop {
                 let Some(m) = self.forming.list[..members].get(cursor.member) else { break None };
-                let (base, share) = stripe::range(m.len, route.width, cursor.part);
+                let (base, share) = stripe::range(m.len, width, cursor.part);
                 if cursor.offset < share {
-                    let bytes = (share - cursor.offset).min(route.max_message);
+                    let copied = self.forming.sources[cursor.member].is_some();
+                    let most = if copied { max_message.min(CHUNK as u32) } else { max_message };
+                    let bytes = (share - cursor.offset).min(most);
                     let from = u64::from(base + cursor.offset);
-                    break Some((
-                        Local {
-                            addr: m.addr.wrapping_add(from),
-                            len: bytes,
-                            lkey: m.lkeys[at.rail % MAX_RAILS],
-                        },
-                        Remote { addr: m.remote.wrapping_add(from), rkey: m.rkeys[remote_rail] },
-                        cursor.offset + bytes == share,
-                    ));
+                    let addr = m.addr.wrapping_add(from);
+                    let local = Local { addr, len: bytes, lkey: m.lkeys[rail] };
+                    let remote =
+                        Remote { addr: m.remote.wrapping_add(from), rkey: m.rkeys[remote_rail] };
+                    break Some((local, remote, cursor.offset + bytes == share, copied));
                 }
                 cursor.member += 1;
                 cursor.offset = 0;
             };
             match piece {
-                Some((local, remote, whole)) => {
+                Some((mut local, remote, whole, copied)) => {
+                    let mut chunk = None;
+                    if copied {
+                        let Some(used) = self.copy(cursor.member, local.addr, local.len)? else {
+                            break;
+                        };
+                        local.addr = self.chunks.as_ref().map_or(0, |c| c.addr(used));
+                        chunk = Some(used);
+                    }
+                    let named = |id: WrId| chunk.map_or(id, |chunk| id.with_chunk(chunk)).0;
                     let last = fused && whole && cursor.member + 1 == members;
                     cursor.offset += local.len;
                     if last {
-                        self.chain.0.write_imm(
-                            count,
-                            id(Kind::Part, count),
-                            local,
-                            remote,
-                            imm,
-                            Flags::SIGNALED,
-                        );
-                        return (count + 1, true);
+                        let id = named(id(Kind::Part, count));
+                        self.chain.0.write_imm(count, id, local, remote, imm, Flags::SIGNALED);
+                        return Ok((count + 1, true));
                     }
                     // The last of a portion is signalled, so that its slots come free and the rest can follow.
-                    let (kind, flags) = if count + 1 == limit {
-                        (Kind::Progress, Flags::SIGNALED)
-                    } else {
-                        (Kind::Progress, Flags::SILENT)
-                    };
-                    self.chain.0.write(count, id(kind, count), local, remote, flags);
+                    let signalled = copied || count + 1 == limit;
+                    let flags = if signalled { Flags::SIGNALED } else { Flags::SILENT };
+                    self.chain.0.write(
+                        count,
+                        named(id(Kind::Progress, count)),
+                        local,
+                        remote,
+                        flags,
+                    );
                     count += 1;
+                    if copied {
+                        break;
+                    }
                 }
                 None => {
+                    let (route, at) = (&self.route, &self.route.lanes[lane]);
                     let (local, remote, flags) = if carries_record {
                         let local = Local {
                             addr: self.records.addr(slot),
@@ -291,11 +345,12 @@ impl SendComm {
                             Flags::SIGNALED,
                         )
                     };
-                    self.chain.0.write_imm(count, id(Kind::Part, count), local, remote, imm, flags);
-                    return (count + 1, true);
+                    let id = id(Kind::Part, count).0;
+                    self.chain.0.write_imm(count, id, local, remote, imm, flags);
+                    return Ok((count + 1, true));
                 }
             }
         }
-        (count, false)
+        Ok((count, false))
     }
 }

@@ -1,0 +1,266 @@
+//! Memory that NCCL hands to a communicator: registered with the devices of its rails, or explained, and where that can
+//! help reached through copies.
+
+use super::device::Rail;
+use super::{CommShared, Transport};
+use crate::config::RelaxedOrdering;
+use crate::error::{Error, Result};
+use crate::memory::bounce::{Bounced, CHUNK, Chunks, copy_rate};
+use crate::memory::diagnosis::{Attempt, DeviceLimits, Direction, Failure, Live, Report, diagnose};
+use crate::memory::ledger::PinLedger;
+use crate::memory::registry::{Registered, Registry};
+use crate::memory::{GateState, Given, Region, RegionKind};
+use crate::verbs::mr::Access;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// What is to be registered.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    addr: usize,
+    len: usize,
+    kind: RegionKind,
+    /// Descriptor and offset of a DMA-BUF.
+    dmabuf: Option<(i32, u64)>,
+}
+
+/// A registration that failed: on which rail, with which access, and how the second attempt ended.
+struct Refused<'a> {
+    rail: &'a Rail,
+    access: Access,
+    error: Error,
+    retry: Option<Attempt>,
+}
+
+type Registrations = Vec<Arc<Registered>>;
+
+impl Transport {
+    /// The access that bulk memory is registered with.
+    ///
+    /// # Errors
+    /// The settings demand relaxed ordering and the library cannot.
+    pub fn bulk_access(&self) -> Result<Access> {
+        match (self.settings.relaxed_ordering, self.verbs.has_optional_access()) {
+            (RelaxedOrdering::Off, _) | (RelaxedOrdering::Auto, false) => Ok(Access::BULK),
+            (_, true) => Ok(Access::BULK.relaxed()),
+            (RelaxedOrdering::Required, false) => Err(Error::usage(format!(
+                "NCCL_IB_PCI_RELAXED_ORDERING=1, but {} has no ibv_reg_mr_iova2",
+                self.verbs.path().display()
+            ))),
+        }
+    }
+}
+
+impl CommShared {
+    fn refuse_in_child(&self) -> Result<()> {
+        if self.gate.state() == GateState::Forked {
+            return Err(Error::usage(
+                "called in a forked child: connections belong to the process that made them",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Registers memory on every rail, or arranges for copies where it cannot be pinned. Safe against the data path of
+    /// the same communicator.
+    ///
+    /// # Errors
+    /// A verb fails and copies are no way out. Why was told, with a remedy.
+    pub fn register(&self, given: Given, kind: RegionKind) -> Result<Region> {
+        self.refuse_in_child()?;
+        let (addr, len) = (given.addr(), given.len());
+        // Memory from pinrail_host_alloc, whatever kind of pointer the caller takes it for.
+        if let Some(registered) = self.known(addr, len) {
+            return Ok(self.regions.add(addr, len, kind, registered));
+        }
+        let wanted = Wanted { addr, len, kind, dmabuf: None };
+        let lacking = self.rails.iter().find(|r| !r.device.peer_memory);
+        if let Some(rail) = lacking.filter(|_| kind == RegionKind::Cuda) {
+            let access = self.transport.bulk_access()?;
+            let error = Error::usage(
+                "no peer-memory kernel module (nvidia_peermem) is loaded; load it, or let NCCL use DMA-BUF",
+            )
+            .with_errno(libc::EOPNOTSUPP);
+            return Err(self.explain(wanted, Refused { rail, access, error, retry: None }));
+        }
+        let register = |registry: &Arc<Registry>, access| registry.register(addr, len, access);
+        let refused = match self.on_all_rails(wanted, register)? {
+            Ok(registered) => return Ok(self.regions.add(addr, len, kind, registered)),
+            Err(refused) => refused,
+        };
+        let report = self.diagnose(wanted, &refused);
+        if report.transient()
+            && let Ok(registered) = self.on_all_rails(wanted, register)?
+        {
+            tracing::info!("{}; it worked when tried again", refused.error);
+            return Ok(self.regions.add(addr, len, kind, registered));
+        }
+        // Memory that was pinned ahead helps against whatever keeps the kernel from giving more.
+        let ahead = refused.error.errno() == Some(libc::ENOMEM)
+            && kind == RegionKind::Host
+            && self.transport.arena.is_set_aside();
+        let fallback = self.transport.fallback().filter(|_| report.bounce_may_help() || ahead);
+        let fails = |why: &str, error: &Error| {
+            self.transport.reporter.tell(&report, why);
+            error.repeated()
+        };
+        let Some(arena) = fallback else {
+            return Err(fails("the registration fails", &refused.error));
+        };
+        let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
+        let bounced = match self.whose.direction {
+            Direction::Send => self
+                .chunks(|| Chunks::new(arena, &registries))
+                .map(|chunks| Bounced::send(given, chunks)),
+            Direction::Receive => Bounced::receive(given, arena, &registries),
+        };
+        match bounced {
+            Ok(bounced) => {
+                self.whose.spare.provide();
+                self.transport.reporter.tell(&report, &meanwhile(self.whose.direction));
+                Ok(self.regions.add_bounced(addr, len, bounced))
+            }
+            Err(e) => {
+                Err(fails(&format!("copies cannot stand in ({e}), the registration fails"), &e))
+            }
+        }
+    }
+
+    /// The chunks that all buffers of this end are sent from.
+    fn chunks(&self, make: impl FnOnce() -> Result<Arc<Chunks>>) -> Result<&Arc<Chunks>> {
+        if let Some(chunks) = self.chunks.get() {
+            return Ok(chunks);
+        }
+        let chunks = make()?;
+        Ok(self.chunks.get_or_init(|| chunks))
+    }
+
+    /// Existing registrations of the range with every rail.
+    fn known(&self, addr: usize, len: usize) -> Option<Registrations> {
+        let access = self.transport.bulk_access().ok()?;
+        let find = |access| -> Option<Registrations> {
+            self.rails.iter().map(|r| r.open.registry.find(addr, len, access)).collect()
+        };
+        find(access).or_else(|| find(Access::BULK))
+    }
+
+    /// Registers `len` bytes from `offset` of a DMA-BUF on every rail, addressed as `addr`. The descriptor is not kept.
+    ///
+    /// # Errors
+    /// A verb fails. Why was told.
+    pub fn register_dmabuf(
+        &self,
+        addr: usize,
+        len: usize,
+        offset: u64,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Region> {
+        self.refuse_in_child()?;
+        let kind = RegionKind::DmaBuf;
+        let wanted = Wanted { addr, len, kind, dmabuf: Some((fd.as_raw_fd(), offset)) };
+        let register = |registry: &Arc<Registry>, access| {
+            registry.register_dmabuf(addr, len, fd, offset, access)
+        };
+        match self.on_all_rails(wanted, register)? {
+            Ok(registered) => Ok(self.regions.add(addr, len, kind, registered)),
+            Err(refused) => Err(self.explain(wanted, refused)),
+        }
+    }
+
+    /// Registers on every rail, with relaxed ordering if that is to be had.
+    fn on_all_rails(
+        &self,
+        wanted: Wanted,
+        register: impl Fn(&Arc<Registry>, Access) -> Result<Arc<Registered>>,
+    ) -> Result<std::result::Result<Registrations, Refused<'_>>> {
+        let access = self.transport.bulk_access()?;
+        let all = |access| -> std::result::Result<Registrations, (&Rail, Error)> {
+            self.rails
+                .iter()
+                .map(|rail| register(&rail.open.registry, access).map_err(|e| (rail, e)))
+                .collect()
+        };
+        let (rail, error) = match all(access) {
+            Ok(registered) => return Ok(Ok(registered)),
+            Err((_, error)) if error.errno().is_none() => return Err(error),
+            Err(failed) => failed,
+        };
+        // A device may refuse optional access bits; leaving them out is tried where the operator did not demand them.
+        let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
+        let mut refused = Refused { rail, access, error, retry: None };
+        if refused.error.errno() == Some(libc::EINVAL) && access.is_relaxed() && !required {
+            let second = all(Access::BULK);
+            let errno = second.as_ref().err().map(|(_, e)| e.errno().unwrap_or(libc::EIO));
+            let verb = second.as_ref().err().and_then(|(_, e)| e.failed_verb());
+            let verb = verb.unwrap_or("ibv_reg_mr");
+            let access = Access::BULK.bits().cast_unsigned();
+            refused.retry = Some(Attempt { verb, access, errno });
+            if let Ok(registered) = second {
+                let report = self.diagnose(wanted, &refused);
+                self.transport.reporter.tell(&report, "memory is registered without them");
+                return Ok(Ok(registered));
+            }
+        }
+        Ok(Err(refused))
+    }
+
+    /// Finds out why, and tells.
+    fn explain(&self, wanted: Wanted, refused: Refused<'_>) -> Error {
+        let report = self.diagnose(wanted, &refused);
+        self.transport.reporter.tell(&report, "the registration fails");
+        refused.error.repeated()
+    }
+
+    fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>) -> Report {
+        let Refused { rail, access, error, retry } = refused;
+        let registry = &rail.open.registry;
+        let usage = registry.usage();
+        let ((regions, bytes), (peak_regions, peak_bytes)) = (usage.live(), usage.most());
+        let known = |limit: u64| Some(limit).filter(|limit| *limit != 0);
+        let verb = error.failed_verb().unwrap_or(match wanted.kind {
+            RegionKind::DmaBuf => "ibv_reg_dmabuf_mr",
+            RegionKind::Host | RegionKind::Cuda => "ibv_reg_mr",
+        });
+        let failure = Failure {
+            verb,
+            errno: error.errno().unwrap_or(libc::EIO),
+            access: access.bits().cast_unsigned(),
+            optional_demanded: self.transport.settings.relaxed_ordering
+                == RelaxedOrdering::Required,
+            retry: *retry,
+            address: wanted.addr as u64,
+            length: wanted.len as u64,
+            kind: wanted.kind,
+            fd: wanted.dmabuf.map(|(fd, _)| fd),
+            offset: wanted.dmabuf.map_or(0, |(_, offset)| offset),
+            device: rail.device.port.label.clone(),
+            limits: DeviceLimits {
+                max_mr: known(rail.device.max_mr),
+                max_mr_size: known(rail.device.max_mr_size),
+            },
+            live: Live { regions, bytes, peak_regions, peak_bytes },
+            own_pinned: Some(PinLedger::process().pinned_bytes()),
+            direction: Some(self.whose.direction),
+            peer: Some(self.whose.peer.to_string()),
+            comm: None,
+        };
+        diagnose(&self.transport.machine, failure, |addr, len| {
+            registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
+        })
+    }
+}
+
+/// What a warning says about copies.
+fn meanwhile(direction: Direction) -> String {
+    let rate = copy_rate().map_or_else(String::new, |bytes| {
+        let (ns, mb) = (CHUNK as u64 * 1_000_000_000 / bytes, bytes / 1_000_000);
+        format!("; a copy of {} KiB takes {} us here ({mb} MB/s)", CHUNK >> 10, ns / 1000)
+    });
+    match direction {
+        Direction::Send => format!("its data are copied into memory that was pinned first{rate}"),
+        Direction::Receive => format!(
+            "its data arrive in memory that was pinned first and are copied from there{rate}; such a copy cannot keep \
+             the 128-byte lines of LL128 whole: set NCCL_PROTO=^LL128"
+        ),
+    }
+}
