@@ -257,7 +257,7 @@ programs! {
         once: []
     }
     faults {
-        each: [registration_fails_while_connecting, user_registration_fails_once, port_down_and_up],
+        each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []
     }
     unload {
