@@ -7,10 +7,22 @@
 //!
 //! None of this is on the data path.
 
+mod facts;
 mod failure;
 mod probe;
+mod record;
+mod remedy;
+mod report;
+mod reporter;
+mod rules;
 mod verdict;
 
+pub use facts::{Facts, Machine, Quota, RangeFacts};
 pub use failure::{Attempt, DeviceLimits, Direction, Failure, Live, access_names};
 pub use probe::{BadPages, Bounds, Probe, Trial, probe};
+pub use report::{Report, diagnose};
+pub use reporter::Reporter;
 pub use verdict::{Cause, Confidence, Verdict};
+
+#[cfg(test)]
+mod tests;
