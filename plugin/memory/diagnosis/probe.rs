@@ -8,6 +8,7 @@
 //! over is waited for. Each registration ends before the next one begins.
 
 use crate::memory::PageOwned;
+use crate::memory::ledger::Purpose;
 use crate::memory::page::page_size;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -141,7 +142,7 @@ impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober
 
     fn all(&mut self, length: u64, range: Option<(u64, u64)>) -> Result<(), Spent> {
         let bytes = usize::try_from(length).unwrap_or(usize::MAX).min(self.bounds.bytes);
-        let Ok(pages) = PageOwned::new(bytes) else {
+        let Ok(pages) = PageOwned::new(bytes, Purpose::Probe) else {
             self.found.no_memory = true;
             return Ok(());
         };
