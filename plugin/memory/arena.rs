@@ -136,18 +136,18 @@ impl Arena {
         self.segments().list.iter().any(|s| s.kept)
     }
 
-    /// Sets everything up to the limit aside, with all of these devices; once.
+    /// Sets `len` bytes aside, or what the limit leaves of them, with all of these devices; once.
     ///
     /// # Errors
     /// It cannot be mapped or registered.
-    pub fn set_aside(&self, registries: &[Arc<Registry>]) -> Result<()> {
+    pub fn set_aside(&self, len: usize, registries: &[Arc<Registry>]) -> Result<()> {
         let len = {
             let mut segments = self.segments();
-            if segments.list.iter().any(|s| s.kept) || segments.bytes >= self.limit {
+            let len = len.min(self.limit.saturating_sub(segments.bytes));
+            if segments.list.iter().any(|s| s.kept) || len == 0 {
                 return Ok(());
             }
-            let len = self.limit - segments.bytes;
-            segments.bytes = self.limit;
+            segments.bytes += len;
             len
         };
         self.add(len, registries, true).map(drop)
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(arena.bytes(), 4 << 20);
         drop((first, second));
         assert_eq!(arena.bytes(), 0);
-        arena.set_aside(&[]).unwrap();
+        arena.set_aside(usize::MAX, &[]).unwrap();
         drop(arena.lend(5, &[]).unwrap());
         assert_eq!(arena.bytes(), 4 << 20);
         let lent = arena.lend(5, &[]).unwrap();

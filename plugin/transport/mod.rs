@@ -41,7 +41,11 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Bytes that are set aside on a machine at risk, within the limit: the host buffers of some thirty connections.
+const AHEAD: usize = 256 << 20;
 
 /// Everything of this process that connections share: settings, the verbs library, devices, the event watcher.
 ///
@@ -60,6 +64,8 @@ pub struct Transport {
     reporter: Reporter,
     /// Why this machine may refuse to pin memory that CUDA pinned before, if it may.
     risk: Option<String>,
+    /// Whether memory was set aside since something began to use the plugin, or that was tried.
+    prepared: AtomicBool,
 }
 
 impl Transport {
@@ -92,6 +98,7 @@ impl Transport {
             arena: Arena::new(settings.bounce_bytes),
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
+            prepared: AtomicBool::new(false),
             machine,
             settings,
             verbs,
@@ -139,7 +146,7 @@ impl Transport {
     /// Called when the plugin starts or is about to be used; a failure is told and is not fatal.
     pub fn prepare(&self) {
         let Some(risk) = self.risk.as_ref().filter(|_| self.fallback().is_some()) else { return };
-        if self.arena.is_set_aside() {
+        if self.prepared.swap(true, Ordering::Relaxed) {
             return;
         }
         let ports = self.devices().all_ports().to_vec();
@@ -154,9 +161,9 @@ impl Transport {
         if registries.is_empty() {
             return;
         }
-        match self.arena.set_aside(&registries) {
+        match self.arena.set_aside(AHEAD, &registries) {
             Ok(()) => tracing::info!(
-                "{} bytes (PINRAIL_BOUNCE_BYTES) are pinned ahead for buffers that cannot be: {risk}",
+                "{} bytes are pinned ahead for buffers that cannot be pinned later: {risk}",
                 self.arena.bytes()
             ),
             Err(e) => tracing::warn!("no memory is pinned ahead, although {risk}: {e}"),
@@ -166,6 +173,7 @@ impl Transport {
     /// Gives back what nothing uses any more. Called when the last communicator is gone.
     pub fn idle(&self) {
         self.arena.let_go();
+        self.prepared.store(false, Ordering::Relaxed);
     }
 }
 

@@ -1,15 +1,16 @@
 //! Memory that NCCL hands to a communicator: registered with the devices of its rails, or explained, and where that can
 //! help reached through copies.
 
+use super::comm::Peer;
 use super::device::Rail;
 use super::{CommShared, Transport};
 use crate::config::RelaxedOrdering;
 use crate::error::{Error, Result};
 use crate::memory::bounce::{Bounced, CHUNK, Chunks, copy_rate};
 use crate::memory::diagnosis::{Attempt, DeviceLimits, Direction, Failure, Live, Report, diagnose};
-use crate::memory::ledger::PinLedger;
+use crate::memory::ledger::{PinLedger, Purpose};
 use crate::memory::registry::{Registered, Registry};
-use crate::memory::{GateState, Given, Region, RegionKind};
+use crate::memory::{GateState, Given, PageOwned, Region, RegionKind};
 use crate::verbs::mr::Access;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl CommShared {
         match bounced {
             Ok(bounced) => {
                 self.whose.spare.provide();
-                self.transport.reporter.tell(&report, &meanwhile(self.whose.direction));
+                self.transport.reporter.tell(&report, &meanwhile());
                 Ok(self.regions.add_bounced(addr, len, bounced))
             }
             Err(e) => {
@@ -212,6 +213,38 @@ impl CommShared {
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>) -> Report {
+        self.transport.diagnose(wanted, refused, Some((self.whose.direction, &self.whose.peer)))
+    }
+}
+
+impl Transport {
+    /// Finds out why memory of the plugin's own, `len` bytes, could not be registered with `rails`, and tells. Any other
+    /// error, and one that is over when other memory is tried, is left as it is.
+    pub(crate) fn explain_own(&self, error: Error, rails: &[Rail], len: usize) -> Error {
+        if !error.failed_verb().is_some_and(|verb| verb.starts_with("ibv_reg_mr")) {
+            return error;
+        }
+        let Ok(pages) = PageOwned::new(len, Purpose::Probe) else { return error };
+        let access = Access::REMOTE_WRITE;
+        for rail in rails {
+            let tried = rail.open.registry.register_alone(pages.addr(), pages.len(), access);
+            let Err(error) = tried else { continue };
+            let kind = RegionKind::Host;
+            let wanted = Wanted { addr: pages.addr(), len: pages.len(), kind, dmabuf: None };
+            let refused = Refused { rail, access, error, retry: None };
+            let report = self.diagnose(wanted, &refused, None);
+            self.reporter.tell(&report, "the connection cannot be made");
+            return refused.error.repeated();
+        }
+        error
+    }
+
+    fn diagnose(
+        &self,
+        wanted: Wanted,
+        refused: &Refused<'_>,
+        whose: Option<(Direction, &Peer)>,
+    ) -> Report {
         let Refused { rail, access, error, retry } = refused;
         let registry = &rail.open.registry;
         let usage = registry.usage();
@@ -225,8 +258,7 @@ impl CommShared {
             verb,
             errno: error.errno().unwrap_or(libc::EIO),
             access: access.bits().cast_unsigned(),
-            optional_demanded: self.transport.settings.relaxed_ordering
-                == RelaxedOrdering::Required,
+            optional_demanded: self.settings.relaxed_ordering == RelaxedOrdering::Required,
             retry: *retry,
             address: wanted.addr as u64,
             length: wanted.len as u64,
@@ -240,27 +272,24 @@ impl CommShared {
             },
             live: Live { regions, bytes, peak_regions, peak_bytes },
             own_pinned: Some(PinLedger::process().pinned_bytes()),
-            direction: Some(self.whose.direction),
-            peer: Some(self.whose.peer.to_string()),
+            direction: whose.map(|(direction, _)| direction),
+            peer: whose.map(|(_, peer)| peer.to_string()),
             comm: None,
         };
-        diagnose(&self.transport.machine, failure, |addr, len| {
+        diagnose(&self.machine, failure, |addr, len| {
             registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
         })
     }
 }
 
 /// What a warning says about copies.
-fn meanwhile(direction: Direction) -> String {
+fn meanwhile() -> String {
     let rate = copy_rate().map_or_else(String::new, |bytes| {
-        let (ns, mb) = (CHUNK as u64 * 1_000_000_000 / bytes, bytes / 1_000_000);
-        format!("; a copy of {} KiB takes {} us here ({mb} MB/s)", CHUNK >> 10, ns / 1000)
+        let micros = CHUNK as u64 * 1_000_000 / bytes;
+        format!(" ({} KiB in {micros} us here, {} MB/s)", CHUNK >> 10, bytes / 1_000_000)
     });
-    match direction {
-        Direction::Send => format!("its data are copied into memory that was pinned first{rate}"),
-        Direction::Receive => format!(
-            "its data arrive in memory that was pinned first and are copied from there{rate}; such a copy cannot keep \
-             the 128-byte lines of LL128 whole: set NCCL_PROTO=^LL128"
-        ),
-    }
+    format!(
+        "its data are copied through memory that was pinned first{rate}, which cannot keep the 128-byte lines of LL128 \
+         whole: set NCCL_PROTO=^LL128"
+    )
 }
