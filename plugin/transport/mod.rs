@@ -182,6 +182,8 @@ impl Transport {
 struct Whose {
     direction: Direction,
     peer: Peer,
+    /// NCCL's identifier of the communicator, where the table version tells it.
+    comm_id: Option<u64>,
     /// Where a receiving end finds its table of copies.
     spare: Spare,
 }

@@ -1,9 +1,8 @@
 //! Memory that NCCL hands to a communicator: registered with the devices of its rails, or explained, and where that can
 //! help reached through copies.
 
-use super::comm::Peer;
 use super::device::Rail;
-use super::{CommShared, Transport};
+use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::error::{Error, Result};
 use crate::memory::bounce::{Bounced, CHUNK, Chunks, copy_rate};
@@ -213,7 +212,7 @@ impl CommShared {
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>) -> Report {
-        self.transport.diagnose(wanted, refused, Some((self.whose.direction, &self.whose.peer)))
+        self.transport.diagnose(wanted, refused, Some(&self.whose))
     }
 }
 
@@ -239,12 +238,7 @@ impl Transport {
         error
     }
 
-    fn diagnose(
-        &self,
-        wanted: Wanted,
-        refused: &Refused<'_>,
-        whose: Option<(Direction, &Peer)>,
-    ) -> Report {
+    fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>, whose: Option<&Whose>) -> Report {
         let Refused { rail, access, error, retry } = refused;
         let registry = &rail.open.registry;
         let usage = registry.usage();
@@ -272,9 +266,9 @@ impl Transport {
             },
             live: Live { regions, bytes, peak_regions, peak_bytes },
             own_pinned: Some(PinLedger::process().pinned_bytes()),
-            direction: whose.map(|(direction, _)| direction),
-            peer: whose.map(|(_, peer)| peer.to_string()),
-            comm: None,
+            direction: whose.map(|whose| whose.direction),
+            peer: whose.map(|whose| whose.peer.to_string()),
+            comm: whose.and_then(|whose| whose.comm_id),
         };
         diagnose(&self.machine, failure, |addr, len| {
             registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
