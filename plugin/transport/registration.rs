@@ -5,7 +5,7 @@ use super::device::Rail;
 use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::error::{Error, Result};
-use crate::memory::bounce::{Bounced, CHUNK, Chunks, copy_rate};
+use crate::memory::bounce::{Bounced, Chunks, copy_rate};
 use crate::memory::diagnosis::{Attempt, DeviceLimits, Direction, Failure, Live, Report, diagnose};
 use crate::memory::ledger::{PinLedger, Purpose};
 use crate::memory::registry::{Registered, Registry};
@@ -278,12 +278,10 @@ impl Transport {
 
 /// What a warning says about copies.
 fn meanwhile() -> String {
-    let rate = copy_rate().map_or_else(String::new, |bytes| {
-        let micros = CHUNK as u64 * 1_000_000 / bytes;
-        format!(" ({} KiB in {micros} us here, {} MB/s)", CHUNK >> 10, bytes / 1_000_000)
-    });
+    let rate = copy_rate()
+        .map_or_else(String::new, |bytes| format!(" (at {} MB/s here)", bytes / 1_000_000));
     format!(
-        "its data are copied through memory that was pinned first{rate}, which cannot keep the 128-byte lines of LL128 \
-         whole: set NCCL_PROTO=^LL128"
+        "data are copied through memory that was pinned first{rate}; that tears the 128-byte lines of LL128: set \
+         NCCL_PROTO=^LL128"
     )
 }
