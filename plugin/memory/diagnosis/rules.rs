@@ -50,6 +50,10 @@ pub(super) fn judge(case: Case<'_>) -> Verdict {
         libc::EINVAL => case.invalid(),
         libc::EBADF if f.kind == RegionKind::DmaBuf => case.dmabuf_descriptor(),
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS => case.unsupported(),
+        // A limit of 0 is refused before anything is counted.
+        libc::EPERM if case.facts.memlock.soft == Some(0) => {
+            case.memlock().unwrap_or_else(|| case.unknown())
+        }
         libc::EAGAIN | libc::ENOSPC => case.refused_by_device(),
         _ => case.unknown(),
     }
