@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use tracing::Level;
 
@@ -613,6 +614,48 @@ fn nothing_is_guessed() {
     assert_eq!(json["probe"], Value::Null);
 }
 
+/// Words in backticks.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn the_manual_lists_every_key() {
+    let page = include_str!("../../../docs/registration.md");
+    let (_tree, machine) = machine(&[KHO]);
+    let json = diagnose(&machine, failure(libc::ENOMEM, 16), bad(&[3])).json();
+    let record = page.split("## The record").nth(1).unwrap();
+    let mut sections = 0;
+    for (name, section) in json.as_object().unwrap() {
+        let Some(section) = section.as_object() else {
+            assert!(quoted(record).contains(&name.as_str()), "{name} is not described");
+            continue;
+        };
+        let row = record.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+        let mut listed = quoted(row.unwrap_or_else(|| panic!("no row for {name}")));
+        assert_eq!(listed.remove(0), name);
+        listed.sort_unstable();
+        assert_eq!(listed, section.keys().collect::<Vec<_>>(), "{name}");
+        sections += 1;
+    }
+    assert_eq!(record.lines().filter(|line| line.starts_with("| `")).count(), sections);
+    for cause in [
+        Cause::MemlockQuota,
+        Cause::Placement,
+        Cause::DeviceLimit,
+        Cause::KernelMemory,
+        Cause::BadAddress,
+        Cause::PeerMemoryMissing,
+        Cause::AccessFlags,
+        Cause::Unknown,
+    ] {
+        let word = cause.word();
+        assert!(quoted(record).contains(&word), "{word} is not listed");
+        let title = format!("### {}", word.replace('_', " "));
+        assert!(page.lines().any(|line| line.to_lowercase() == title), "no section {title}");
+    }
+}
+
 #[test]
 fn the_line_says_what_failed() {
     let (_tree, machine) = machine(&[KHO]);
@@ -672,6 +715,61 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
         told("mlx5_0:1", libc::ENOMEM);
     }
     assert_eq!(names(&folder).len(), 64);
+}
+
+/// Keeps the events of this thread as level and text, message and fields in their order.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl tracing::Subscriber for Captured {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn one_event_tells_it_all() {
+    let (tree, machine) = machine(&[KHO]);
+    let report = diagnose(&machine, failure(libc::ENOMEM, 4), bad(&[1]));
+    let captured = Captured::default();
+    tracing::subscriber::with_default(captured.clone(), || {
+        let here = reporter(tree.root());
+        here.tell(&report, "copied through an arena");
+        here.tell(&report, "copied through an arena");
+        let nowhere = reporter(&tree.root().join("absent"));
+        nowhere.tell(&report, "x");
+        nowhere.tell(&report, "x");
+    });
+    let events = captured.0.lock().unwrap();
+    let levels: Vec<Level> = events.iter().map(|(level, _)| *level).collect();
+    assert_eq!(levels, [Level::WARN, Level::DEBUG, Level::WARN, Level::WARN, Level::DEBUG]);
+    let record = tree.root().join(name(0));
+    let fields = format!(
+        "message={}. Meanwhile: copied through an arena. cause=\"placement\" confidence=\"likely\" errno=12 record={} ",
+        report.line(),
+        record.display()
+    );
+    assert_eq!(events[0].1, fields);
+    assert!(events[2].1.contains("(PINRAIL_REPORT_DIR): No such file"), "{}", events[2].1);
+    assert!(events[3].1.contains("record=none"), "{}", events[3].1);
 }
 
 #[test]
