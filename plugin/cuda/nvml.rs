@@ -93,7 +93,7 @@ impl Nvml {
         let mut raw = RawBar1::default();
         // SAFETY: a handle that NVML just gave out, and a struct of its layout.
         let rc = unsafe { (self.bar1)(device, &raw mut raw) };
-        (rc == SUCCESS).then(|| Bar1 { gpu, total: raw.total, used: raw.used })
+        (rc == SUCCESS).then_some(Bar1 { gpu, total: raw.total, used: raw.used })
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
     unsafe extern "C" fn bar1(device: *mut c_void, out: *mut RawBar1) -> c_uint {
         // SAFETY: the caller's out-pointer.
         unsafe {
-            out.write(RawBar1 { total: 1 << 30, free: 1 << 20, used: (1 << 30) - (1 << 20) })
+            out.write(RawBar1 { total: 1 << 30, free: 1 << 20, used: (1 << 30) - (1 << 20) });
         };
         // NVML_ERROR_NOT_SUPPORTED for the third.
         if device.addr() == 3 { 3 } else { SUCCESS }

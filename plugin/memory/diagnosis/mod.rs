@@ -7,6 +7,7 @@
 //!
 //! None of this is on the data path.
 
+mod address;
 mod facts;
 mod failure;
 mod probe;
@@ -15,6 +16,7 @@ mod remedy;
 mod report;
 mod reporter;
 mod rules;
+mod scarcity;
 mod verdict;
 
 pub use facts::{Facts, Machine, Quota, RangeFacts};
