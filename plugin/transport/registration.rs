@@ -6,7 +6,9 @@ use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::error::{Error, Result};
 use crate::memory::bounce::{Bounced, Chunks, copy_rate};
-use crate::memory::diagnosis::{Attempt, DeviceLimits, Direction, Failure, Live, Report, diagnose};
+use crate::memory::diagnosis::{
+    Attempt, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
+};
 use crate::memory::ledger::{PinLedger, Purpose};
 use crate::memory::registry::{Registered, Registry};
 use crate::memory::{GateState, Given, PageOwned, Region, RegionKind};
@@ -100,12 +102,8 @@ impl CommShared {
             && kind == RegionKind::Host
             && self.transport.arena.is_set_aside();
         let fallback = self.transport.fallback().filter(|_| report.bounce_may_help() || ahead);
-        let fails = |why: &str, error: &Error| {
-            self.transport.reporter.tell(&report, why);
-            error.repeated()
-        };
         let Some(arena) = fallback else {
-            return Err(fails("the registration fails", &refused.error));
+            return Err(self.transport.fails(&report, "the registration fails", refused.error));
         };
         let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
         let bounced = match self.whose.direction {
@@ -117,11 +115,12 @@ impl CommShared {
         match bounced {
             Ok(bounced) => {
                 self.whose.spare.provide();
-                self.transport.reporter.tell(&report, &meanwhile());
+                self.transport.reporter.tell(&report, &Outcome::GoesOn(meanwhile()));
                 Ok(self.regions.add_bounced(addr, len, bounced))
             }
             Err(e) => {
-                Err(fails(&format!("copies cannot stand in ({e}), the registration fails"), &e))
+                let what = format!("the registration fails, because copies cannot stand in: {e}");
+                Err(self.transport.fails(&report, &what, e))
             }
         }
     }
@@ -197,7 +196,8 @@ impl CommShared {
             refused.retry = Some(Attempt { verb, access, errno });
             if let Ok(registered) = second {
                 let report = self.diagnose(wanted, &refused);
-                self.transport.reporter.tell(&report, "memory is registered without them");
+                let outcome = Outcome::GoesOn("memory is registered without them".to_owned());
+                self.transport.reporter.tell(&report, &outcome);
                 return Ok(Ok(registered));
             }
         }
@@ -207,8 +207,7 @@ impl CommShared {
     /// Finds out why, and tells.
     fn explain(&self, wanted: Wanted, refused: Refused<'_>) -> Error {
         let report = self.diagnose(wanted, &refused);
-        self.transport.reporter.tell(&report, "the registration fails");
-        refused.error.repeated()
+        self.transport.fails(&report, "the registration fails", refused.error)
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>) -> Report {
@@ -232,10 +231,18 @@ impl Transport {
             let wanted = Wanted { addr: pages.addr(), len: pages.len(), kind, dmabuf: None };
             let refused = Refused { rail, access, error, retry: None };
             let report = self.diagnose(wanted, &refused, None);
-            self.reporter.tell(&report, "the connection cannot be made");
-            return refused.error.repeated();
+            return self.fails(&report, "the connection cannot be made", refused.error);
         }
         error
+    }
+
+    /// Tells a diagnosis after which a call fails. What was told as a warning is not logged again with the error.
+    fn fails(&self, report: &Report, what: &str, error: Error) -> Error {
+        if self.reporter.tell(report, &Outcome::Fails(what.to_owned())) {
+            error.repeated()
+        } else {
+            error
+        }
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>, whose: Option<&Whose>) -> Report {

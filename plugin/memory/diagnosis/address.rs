@@ -180,6 +180,7 @@ impl Case<'_> {
                 );
                 verdict(Cause::PeerMemoryMissing, Certain, why, remedy::dmabuf())
             }
+            RegionKind::Cuda if self.facts.peermem.is_none() => self.gpu_address(false),
             _ if f.asked_optional() => {
                 let why = vec![format!("access flags {}", access_names(f.access))];
                 verdict(Cause::AccessFlags, Likely, why, remedy::access_flags(f))

@@ -88,10 +88,40 @@ impl Report {
         self.probe.as_ref().and_then(|probe| probe.again).is_some_and(|again| again.worked())
     }
 
-    /// One line: what failed, the verdict and its figures, and the remedy. No full stop at the end.
+    /// What failed, the verdict and its figures, and the remedy, as one line without a full stop at the end. The most
+    /// important comes first and the whole stays short, because NCCL's logger cuts what is longer than a kilobyte.
     pub fn line(&self) -> String {
         let f = &self.failure;
-        let error = io::Error::from_raw_os_error(f.errno);
+        format!(
+            "{} on {} failed: {}. Verdict: {} ({}): {}. Remedy: {}",
+            f.verb,
+            printable(&f.device),
+            io::Error::from_raw_os_error(f.errno),
+            self.verdict.cause.word().replace('_', " "),
+            self.verdict.confidence.word(),
+            one_line(&self.evidence()),
+            one_line(&self.verdict.remedy),
+        )
+    }
+
+    /// As many of the figures as make a readable line; the record has them all.
+    fn evidence(&self) -> String {
+        const ENOUGH: usize = 360;
+        let mut text = String::new();
+        for figure in &self.verdict.evidence {
+            if !text.is_empty() && text.len() + figure.len() > ENOUGH {
+                text.push_str("; …");
+                break;
+            }
+            let comma = if text.is_empty() { "" } else { "; " };
+            text.extend([comma, figure]);
+        }
+        text
+    }
+
+    /// What was asked for, in the words of the log.
+    pub fn asked(&self) -> String {
+        let f = &self.failure;
         let kind = match f.kind {
             RegionKind::Host => "host memory",
             RegionKind::Cuda => "GPU memory",
@@ -116,17 +146,10 @@ impl Report {
             format!("; {} without optional flags {outcome}", retry.verb)
         });
         format!(
-            "{} on {} failed: {error}: {} ({pages} page{plural}) at {:#x}, {kind}, access {}{towards}{second}. \
-             Verdict: {} ({}): {}. Remedy: {}",
-            f.verb,
-            printable(&f.device),
+            "{} ({pages} page{plural}) at {:#x}, {kind}, access {}{towards}{second}",
             amount(f.length),
             f.address,
             access_names(f.access),
-            self.verdict.cause.word().replace('_', " "),
-            self.verdict.confidence.word(),
-            one_line(&self.verdict.evidence.join("; ")),
-            one_line(&self.verdict.remedy),
         )
     }
 }

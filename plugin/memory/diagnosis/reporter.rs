@@ -12,12 +12,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
-use tracing::Level;
 
 /// Files that one process writes; a job that fails for ever must not fill a disk.
 const MOST_FILES: u32 = 64;
 /// Pairs of cause and device that are remembered. Beyond them nothing is told at WARN.
 const MOST_TOLD: usize = 256;
+
+/// What comes of a failed registration: one clause without a full stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller gets what it asked for in another way.
+    GoesOn(String),
+    /// The caller gets an error.
+    Fails(String),
+}
 
 /// Tells diagnoses. One for the whole process.
 #[derive(Debug, Default)]
@@ -25,7 +33,7 @@ pub struct Reporter {
     folder: Option<PathBuf>,
     files: AtomicU32,
     complained: AtomicBool,
-    told: Mutex<HashSet<(Cause, String)>>,
+    told: Mutex<HashSet<(Cause, bool, String)>>,
 }
 
 impl Reporter {
@@ -34,30 +42,34 @@ impl Reporter {
         Self { folder: settings.report_dir.clone(), ..Self::default() }
     }
 
-    /// Writes the record and one line in the log, with what the plugin does `meanwhile` (one clause without a full
-    /// stop). The first line about a cause on a device is a warning; later ones are for debugging. Returns the level.
-    /// A record that cannot be written is one warning and nothing else.
-    pub fn tell(&self, report: &Report, meanwhile: &str) -> Level {
+    /// Writes the record and one line in the log, with what the plugin does about it. The first line about a cause on a
+    /// device is a warning, and so is the first after which something fails; later ones are for debugging. Returns
+    /// whether it was told as a warning. A record that cannot be written is one warning and nothing else.
+    pub fn tell(&self, report: &Report, outcome: &Outcome) -> bool {
         let record = self.write(report);
         let record = record.as_ref().map_or_else(|| "none".into(), |path| path.to_string_lossy());
-        let line = report.line();
         let verdict = report.verdict();
         let (cause, confidence) = (verdict.cause.word(), verdict.confidence.word());
         let errno = report.failure().errno;
-        let first = self.is_first(verdict.cause, &report.failure().device);
+        let (meanwhile, fails) = match outcome {
+            Outcome::GoesOn(how) => (how, false),
+            Outcome::Fails(what) => (what, true),
+        };
+        let text =
+            format!("{}. Meanwhile: {meanwhile}. Asked for: {}", report.line(), report.asked());
+        let first = self.is_first(verdict.cause, fails, &report.failure().device);
         if first {
-            tracing::warn!(cause, confidence, errno, %record, "{line}. Meanwhile: {meanwhile}.");
-            Level::WARN
+            tracing::warn!(cause, confidence, errno, %record, "{text}");
         } else {
-            tracing::debug!(cause, confidence, errno, %record, "{line}. Meanwhile: {meanwhile}.");
-            Level::DEBUG
+            tracing::debug!(cause, confidence, errno, %record, "{text}");
         }
+        first
     }
 
-    /// Whether nothing was told yet about this cause on this device.
-    fn is_first(&self, cause: Cause, device: &str) -> bool {
+    /// Whether nothing was told yet about this cause and kind of outcome on this device.
+    fn is_first(&self, cause: Cause, fails: bool, device: &str) -> bool {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.len() < MOST_TOLD && told.insert((cause, device.to_owned()))
+        told.len() < MOST_TOLD && told.insert((cause, fails, device.to_owned()))
     }
 
     /// Writes the record; `None`: none is wanted, enough were written, or it cannot be.

@@ -111,7 +111,8 @@ fn report(failure: Failure, facts: Facts, probe: Option<Probe>) -> Report {
 
 /// Checks verdict, line and record, and gives the record back.
 fn check(report: &Report, cause: Cause, confidence: Confidence, telling: &[&str]) -> Value {
-    let (verdict, line, json) = (report.verdict(), report.line(), report.json());
+    let (verdict, json) = (report.verdict(), report.json());
+    let line = format!("{}. Asked for: {}", report.line(), report.asked());
     assert_eq!((verdict.cause, verdict.confidence), (cause, confidence), "{line}");
     let head = format!("Verdict: {} ({}): ", cause.word().replace('_', " "), confidence.word());
     assert!(line.contains(&head) && line.contains(". Remedy: "), "{line}");
@@ -660,10 +661,12 @@ fn the_manual_lists_every_key() {
 fn the_line_says_what_failed() {
     let (_tree, machine) = machine(&[KHO]);
     let report = diagnose(&machine, failure(libc::ENOMEM, 16), bad(&[3]));
-    let head = "ibv_reg_mr_iova2 on mlx5_0:1 failed: Cannot allocate memory (os error 12): 64 KiB (16 pages) at 0x7f0000000000, \
-                host memory, access local write, remote write, remote read, for receive, node7 pid 4711\\n. Verdict: placement (likely): ";
-    let expected = head.replace("64 KiB", &crate::host::amount(16 * page_size() as u64));
-    assert!(report.line().starts_with(&expected), "{}", report.line());
+    let head = "ibv_reg_mr_iova2 on mlx5_0:1 failed: Cannot allocate memory (os error 12). Verdict: placement (likely): ";
+    assert!(report.line().starts_with(head), "{}", report.line());
+    let expected = "64 KiB (16 pages) at 0x7f0000000000, host memory, access local write, remote write, remote read, for \
+                    receive, node7 pid 4711\\n";
+    let expected = expected.replace("64 KiB", &crate::host::amount(16 * page_size() as u64));
+    assert_eq!(report.asked(), expected);
 }
 
 /// Files of a folder by name, hidden ones too.
@@ -696,12 +699,13 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
     let reporter = reporter(&folder);
     let told = |device: &str, errno| {
         let failed = Failure { device: device.into(), ..failure(errno, 4) };
-        reporter.tell(&diagnose(&machine, failed, bad(&[1])), "the test goes on")
+        let outcome = Outcome::GoesOn("the test goes on".to_owned());
+        reporter.tell(&diagnose(&machine, failed, bad(&[1])), &outcome)
     };
-    assert_eq!(told("mlx5_0:1", libc::ENOMEM), Level::WARN);
-    assert_eq!(told("mlx5_0:1", libc::ENOMEM), Level::DEBUG);
-    assert_eq!(told("mlx5_1:1", libc::ENOMEM), Level::WARN);
-    assert_eq!(told("mlx5_0:1", libc::EFAULT), Level::WARN);
+    assert!(told("mlx5_0:1", libc::ENOMEM));
+    assert!(!told("mlx5_0:1", libc::ENOMEM));
+    assert!(told("mlx5_1:1", libc::ENOMEM));
+    assert!(told("mlx5_0:1", libc::EFAULT));
     assert_eq!(names(&folder), (0..4).map(name).collect::<Vec<_>>());
     for number in 0..4 {
         let path = folder.join(name(number));
@@ -752,24 +756,31 @@ fn one_event_tells_it_all() {
     let captured = Captured::default();
     tracing::subscriber::with_default(captured.clone(), || {
         let here = reporter(tree.root());
-        here.tell(&report, "copied through an arena");
-        here.tell(&report, "copied through an arena");
+        let goes_on = Outcome::GoesOn("copied through an arena".to_owned());
+        here.tell(&report, &goes_on);
+        here.tell(&report, &goes_on);
+        // The same cause, but now something fails: that is not hidden behind the warning that all is well.
+        here.tell(&report, &Outcome::Fails("no room".to_owned()));
         let nowhere = reporter(&tree.root().join("absent"));
-        nowhere.tell(&report, "x");
-        nowhere.tell(&report, "x");
+        nowhere.tell(&report, &goes_on);
+        nowhere.tell(&report, &goes_on);
     });
     let events = captured.0.lock().unwrap();
     let levels: Vec<Level> = events.iter().map(|(level, _)| *level).collect();
-    assert_eq!(levels, [Level::WARN, Level::DEBUG, Level::WARN, Level::WARN, Level::DEBUG]);
+    assert_eq!(
+        levels,
+        [Level::WARN, Level::DEBUG, Level::WARN, Level::WARN, Level::WARN, Level::DEBUG]
+    );
     let record = tree.root().join(name(0));
     let fields = format!(
-        "message={}. Meanwhile: copied through an arena. cause=\"placement\" confidence=\"likely\" errno=12 record={} ",
+        "message={}. Meanwhile: copied through an arena. Asked for: {} cause=\"placement\" confidence=\"likely\" errno=12 record={} ",
         report.line(),
+        report.asked(),
         record.display()
     );
     assert_eq!(events[0].1, fields);
-    assert!(events[2].1.contains("(PINRAIL_REPORT_DIR): No such file"), "{}", events[2].1);
-    assert!(events[3].1.contains("record=none"), "{}", events[3].1);
+    assert!(events[3].1.contains("(PINRAIL_REPORT_DIR): No such file"), "{}", events[2].1);
+    assert!(events[3].1.contains("record=none"), "{}", events[4].1);
 }
 
 #[test]
@@ -783,7 +794,7 @@ fn no_file_is_followed_or_replaced() {
     symlink(&victim, folder.join(format!(".{}.tmp", name(0)))).unwrap();
     fs::write(folder.join(name(1)), "older").unwrap();
     let report = diagnose(&machine, failure(libc::EIO, 4), never);
-    reporter(&folder).tell(&report, "the test goes on");
+    reporter(&folder).tell(&report, &Outcome::GoesOn("the test goes on".to_owned()));
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
     assert_eq!(fs::read_to_string(folder.join(name(1))).unwrap(), "older");
     let json: Value =
@@ -797,14 +808,15 @@ fn a_folder_that_is_not_there_is_no_error() {
     let (tree, machine) = machine(&[]);
     let report = diagnose(&machine, failure(libc::EIO, 4), never);
     let reporter = reporter(&tree.root().join("absent"));
-    assert_eq!(reporter.tell(&report, "the test goes on"), Level::WARN);
-    assert_eq!(reporter.tell(&report, "the test goes on"), Level::DEBUG);
-    assert_eq!(Reporter::default().tell(&report, "the test goes on"), Level::WARN);
+    let goes_on = Outcome::GoesOn("the test goes on".to_owned());
+    assert!(reporter.tell(&report, &goes_on));
+    assert!(!reporter.tell(&report, &goes_on));
+    assert!(Reporter::default().tell(&report, &goes_on));
 }
 
 #[test]
 fn this_machine_is_read() {
-    let memory = crate::memory::PageOwned::new(1).unwrap();
+    let memory = crate::memory::PageOwned::new(1, crate::memory::ledger::Purpose::Probe).unwrap();
     let failed = Failure { address: memory.addr() as u64, ..failure(libc::EFAULT, 1) };
     let report = diagnose(&Machine::default(), failed, never);
     let json = report.json();
