@@ -5,6 +5,7 @@
 #ifndef SOFTRNIC_H
 #define SOFTRNIC_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -24,8 +25,10 @@ uint64_t softrnic_release(uint64_t n);
 /* A counter by name, UINT64_MAX if unknown. Posts: post_write post_write_imm post_send post_send_imm post_read
  * post_cmp_swap post_fetch_add post_recv post_srq_recv; doorbells (post_send calls) inline signaled unsignaled sq_full;
  * bytes_written bytes_read; parked rnr_parked held released; send_completions recv_completions error_completions
- * cq_overruns poll_nonempty async_events; modify_qp reg_mr dereg_mr registered_bytes. Live objects: contexts_live
- * pds_live mrs_live channels_live cqs_live srqs_live qps_live. */
+ * cq_overruns poll_nonempty async_events; modify_qp reg_mr dereg_mr registered_bytes; pinned_bytes (what live MRs count
+ * against the memlock quota, whether there is one or not) migrated_pages (moved out of CMA) reg_delay_ns (time that
+ * SOFTRNIC_REG_US and SOFTRNIC_REG_PAGE_NS took). Live objects: contexts_live pds_live mrs_live channels_live cqs_live
+ * srqs_live qps_live. */
 uint64_t softrnic_counter(const char *name);
 
 /* Number of live objects of the process; each kind that is not zero is printed on stderr. */
@@ -45,6 +48,45 @@ int softrnic_port(const char *device, int port, int up);
 
 /* Makes the n-th registration from now fail with ENOMEM; 0 = none. */
 int softrnic_fail_reg_mr(uint64_t n);
+
+/* Makes every registration from the n-th from now on fail with ENOMEM, as on a machine that is out of kernel memory;
+ * 0 = none. */
+int softrnic_fail_reg_from(uint64_t n);
+
+/* The errno (up to 4095) that those two use instead; 0 = ENOMEM again. */
+int softrnic_reg_errno(int errno_value);
+
+/* The page ledger: what the kernel does with pages when memory is pinned, simulated.
+ *
+ * A page gets its place, in CMA or not, from the map when somebody first asks about it: a registration, a pin, a query.
+ * It keeps it until it is migrated or forgotten. A short pin (FOLL_PIN alone) takes a page as it lies. A long-term pin
+ * (FOLL_LONGTERM) may not hold a page in CMA: it moves the page elsewhere first, and if a short pin is in the way, it is
+ * refused with ENOMEM. Every ibv_reg_mr is a long-term pin, which its MR holds; dma-bufs are left alone.
+ *
+ * Ranges are widened to whole pages. NULL, no length and a range that wraps are EINVAL, memory that is not mapped is
+ * EFAULT. */
+
+/* Replaces the map for pages that nobody has asked about yet: "off", "all", "every=N" (pages whose number is a multiple of
+ * N) or a comma list of hexadecimal address ranges "lo-hi". EINVAL changes nothing. SOFTRNIC_CMA is the map at the start. */
+int softrnic_cma(const char *spec);
+
+/* Pins every page of a range, as another driver would (CUDA for cuMemHostRegister), for long or not. Pins are counted per
+ * page. A long-term pin that is refused holds nothing, but what it had migrated stays so: every CMA page without a short
+ * pin up to the failing one, and those behind it in the same batch of 512. */
+int softrnic_pin(void *addr, size_t len, int longterm);
+
+/* Ends one pin of softrnic_pin on every page: a short one if the page has one, else a long-term one. EINVAL, and nothing
+ * is ended, if a page has none. */
+int softrnic_unpin(void *addr, size_t len);
+
+/* Says where the page at an address lies: simulated frame number; migratetype with the kernel's numbers (0 unmovable: it
+ * was migrated, 1 movable: an ordinary page, 4 CMA); short pins; long-term pins, those of MRs included. Any out-pointer
+ * may be NULL. */
+int softrnic_page(const void *addr, uint64_t *pfn, int *migratetype, unsigned *short_pins, unsigned *long_pins);
+
+/* Forgets the pages of a range, so that the map places them anew: for memory that was unmapped or is to count as fresh.
+ * EBUSY, and nothing is forgotten, if a page is pinned or belongs to an MR. */
+int softrnic_forget(void *addr, size_t len);
 
 #ifdef __cplusplus
 }

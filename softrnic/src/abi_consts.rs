@@ -9,6 +9,7 @@ pub const ACCESS_MW_BIND: u32 = 1 << 4;
 pub const ACCESS_ZERO_BASED: u32 = 1 << 5;
 pub const ACCESS_ON_DEMAND: u32 = 1 << 6;
 pub const ACCESS_HUGETLB: u32 = 1 << 7;
+pub const ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 /// Bits that a device may ignore when it does not know them (relaxed ordering is the first).
 pub const ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 

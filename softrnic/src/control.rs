@@ -1,7 +1,7 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use crate::abi::*;
 use crate::env::settings;
@@ -30,15 +30,42 @@ fn fail_at() -> &'static AtomicU64 {
     AT.get_or_init(|| AtomicU64::new(settings().fail_reg_mr()))
 }
 
-/// Number of the registration that fails, 0 = none.
-pub fn failing_registration() -> u64 {
-    fail_at().load(Ordering::Relaxed)
+/// The first of the registrations that all fail, 0 = none.
+static FAIL_FROM: AtomicU64 = AtomicU64::new(0);
+
+/// What a registration that was made to fail answers.
+static FAIL_ERRNO: AtomicI32 = AtomicI32::new(libc::ENOMEM);
+
+/// The errno with which a test makes the `n`-th registration of the process fail.
+pub fn injected_failure(n: u64) -> Option<i32> {
+    let from = FAIL_FROM.load(Ordering::Relaxed);
+    let fails = n == fail_at().load(Ordering::Relaxed) || from != 0 && n >= from;
+    fails.then(|| FAIL_ERRNO.load(Ordering::Relaxed))
+}
+
+/// The number of the `n`-th registration from now; 0 = none.
+fn from_now(n: u64) -> u64 {
+    if n == 0 { 0 } else { crate::mr::Mr::registrations().saturating_add(n) }
 }
 
 /// Makes the `n`-th registration from now fail; 0 = none.
 pub fn fail_registration(n: u64) {
-    let at = if n == 0 { 0 } else { crate::mr::Mr::registrations() + n };
-    fail_at().store(at, Ordering::Relaxed);
+    fail_at().store(from_now(n), Ordering::Relaxed);
+}
+
+/// Makes every registration fail, beginning with the `n`-th from now; 0 = none.
+pub fn fail_registrations_from(n: u64) {
+    FAIL_FROM.store(from_now(n), Ordering::Relaxed);
+}
+
+/// Chooses the errno of those; 0 = ENOMEM again.
+pub fn set_failure(errno: i32) -> Result<(), i32> {
+    match errno {
+        0 => FAIL_ERRNO.store(libc::ENOMEM, Ordering::Relaxed),
+        1..=4095 => FAIL_ERRNO.store(errno, Ordering::Relaxed),
+        _ => return Err(libc::EINVAL),
+    }
+    Ok(())
 }
 
 /// Takes a port of a device of this process down or up and raises the event on its contexts.

@@ -4,11 +4,17 @@
 //! stderr and clamped or replaced by the default; an unknown `SOFTRNIC_*` name is reported too, because a
 //! misspelt setting that silently does nothing makes a test prove the wrong thing.
 
+mod table;
+
 use std::sync::OnceLock;
 
 use crate::abi::{
     GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2, Gid, LINK_ETHERNET, LINK_INFINIBAND,
 };
+use crate::ledger::placement::{GRAMMAR, Placement};
+use crate::ledger::quota::Quota;
+use table::N;
+pub use table::{NUMBERS, Number, TEXTS, Text};
 
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 16;
@@ -20,98 +26,6 @@ pub const MAX_GIDS: usize = 16;
 pub const MAX_SGE: usize = 30;
 /// Most inline bytes of one request.
 pub const MAX_INLINE: usize = 1024;
-
-/// One numeric setting.
-#[derive(Debug)]
-pub struct Number {
-    /// Name without the `SOFTRNIC_` prefix.
-    pub name: &'static str,
-    /// Value when unset.
-    pub default: u64,
-    /// Smallest accepted value.
-    pub min: u64,
-    /// Largest accepted value.
-    pub max: u64,
-    /// What it does.
-    pub doc: &'static str,
-}
-
-/// One textual setting.
-#[derive(Debug)]
-pub struct Text {
-    /// Name without the `SOFTRNIC_` prefix.
-    pub name: &'static str,
-    /// Value when unset.
-    pub default: &'static str,
-    /// What it does.
-    pub doc: &'static str,
-}
-
-macro_rules! numbers {
-    ($($id:ident = $default:expr, $min:expr, $max:expr, $doc:expr;)+) => {
-        /// Every numeric setting.
-        pub const NUMBERS: &[Number] = &[$(Number { name: stringify!($id), default: $default, min: $min, max: $max, doc: $doc }),+];
-        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
-        #[derive(Clone, Copy, Debug)]
-        enum N { $($id),+ }
-    };
-}
-
-numbers! {
-    DEVICES = 1, 0, MAX_DEVICES as u64, "number of devices";
-    PORTS = 1, 1, MAX_PORTS as u64, "ports per device";
-    MTU = 4096, 256, 4096, "active and largest MTU in bytes (a power of two)";
-    SPEED = 32, 1, 1024, "active_speed code of each port (32 = EDR)";
-    WIDTH = 2, 1, 16, "active_width code of each port (2 = 4X)";
-    LID = 1, 1, 0xbfff, "LID of the first port (InfiniBand link layer); later ports count up";
-    MAX_QP = 16384, 1, 65535, "max_qp";
-    MAX_CQ = 16384, 1, 65535, "max_cq";
-    MAX_MR = 65535, 1, 65535, "max_mr (also a limit on live MRs)";
-    MAX_PD = 32768, 1, 65535, "max_pd";
-    MAX_SRQ = 4096, 1, 16383, "max_srq";
-    MAX_QP_WR = 32768, 1, 65536, "max_qp_wr";
-    MAX_CQE = 4_194_303, 1, 4_194_303, "max_cqe";
-    MAX_SGE = 16, 1, MAX_SGE as u64, "max_sge";
-    MAX_INLINE = 256, 0, MAX_INLINE as u64, "largest max_inline_data a QP may ask for";
-    MAX_MSG_SZ = 1 << 31, 1, 1 << 31, "largest message; a longer one completes with a local length error";
-    MAX_RD_ATOM = 16, 1, 255, "max_qp_rd_atom and max_qp_init_rd_atom";
-    YIELD = 16, 0, 1 << 20, "sched_yield on every n-th empty poll of a CQ (0 = never)";
-    HEAP_MB = 512, 16, 16384, "address space for the rings of one process, in MiB (touched lazily)";
-    MR_LIMIT = 0, 0, 1 << 20, "refuse registrations while this many MRs are live (0 = max_mr)";
-    FAIL_REG_MR = 0, 0, 1 << 40, "fail the n-th registration of the process with ENOMEM (0 = none)";
-    RETRY_MS = 0, 0, 600_000, "transport retry time in ms, instead of timeout and retry_cnt (0 = use those)";
-}
-
-/// Every textual setting.
-pub const TEXTS: &[Text] = &[
-    Text {
-        name: "FABRIC",
-        default: "default",
-        doc: "fabric name; only processes of one user and one fabric reach each other",
-    },
-    Text {
-        name: "NAME",
-        default: "softrnic",
-        doc: "device name prefix, or a comma list of full names",
-    },
-    Text { name: "LINK", default: "ethernet", doc: "link layer: ethernet or ib" },
-    Text {
-        name: "GIDS",
-        default: "",
-        doc: "comma list of GIDs of each port: address[/v1|/v2|/ib][@ifindex]; the last group counts up per port",
-    },
-    Text { name: "PKEYS", default: "0xffff", doc: "comma list of P_Keys" },
-    Text {
-        name: "HOLD",
-        default: "none",
-        doc: "none, or sq/all: send requests stay pending until released",
-    },
-    Text {
-        name: "FORK",
-        default: "copy-on-fork",
-        doc: "copy-on-fork or old-kernel: what ibv_is_fork_initialized answers",
-    },
-];
 
 /// One GID table entry.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +56,12 @@ pub struct Settings {
     pub hold: bool,
     /// Whether the kernel is presented as one without copy-on-fork for pinned pages.
     pub old_kernel_fork: bool,
+    /// Which pages are in CMA.
+    pub cma: Placement,
+    /// The memlock quota.
+    pub memlock: Quota,
+    /// Whether a registration may ask for relaxed ordering.
+    pub relaxed_ordering: bool,
 }
 
 fn warn(name: &str, value: &str, why: &str, effective: &str) {
@@ -181,6 +101,26 @@ fn choice(name: &str, options: &[&str], fallback: usize) -> usize {
         warn(name, &value, "not one of the choices", options[fallback]);
         fallback
     })
+}
+
+fn cma() -> Placement {
+    let value = text("CMA");
+    Placement::parse(&value).unwrap_or_else(|| {
+        warn("CMA", &value, GRAMMAR, "off");
+        Placement::Off
+    })
+}
+
+fn memlock() -> Quota {
+    let value = text("MEMLOCK");
+    match value.trim() {
+        "off" => Quota::Off,
+        "rlimit" => Quota::Rlimit,
+        bytes => parse_u64(bytes).map(Quota::Bytes).unwrap_or_else(|| {
+            warn("MEMLOCK", &value, "not off, rlimit or a number of bytes", "off");
+            Quota::Off
+        }),
+    }
 }
 
 fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
@@ -287,6 +227,9 @@ impl Settings {
             pkeys: pkeys(),
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
             old_kernel_fork: choice("FORK", &["copy-on-fork", "old-kernel"], 0) == 1,
+            cma: cma(),
+            memlock: memlock(),
+            relaxed_ordering: choice("RELAXED_ORDERING", &["yes", "no"], 0) == 0,
             numbers,
         }
     }
@@ -347,6 +290,13 @@ impl Settings {
     /// The registration that fails, counted from 1; 0 = none.
     pub fn fail_reg_mr(&self) -> u64 {
         self.n(N::FAIL_REG_MR)
+    }
+
+    /// Time that a registration of so many pages takes.
+    pub fn reg_delay(&self, pages: u64) -> std::time::Duration {
+        let fixed = self.n(N::REG_US) * 1000;
+        let paged = self.n(N::REG_PAGE_NS).saturating_mul(pages);
+        std::time::Duration::from_nanos(fixed.saturating_add(paged))
     }
 
     /// Largest number of PDs.

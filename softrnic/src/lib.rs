@@ -18,6 +18,7 @@ pub mod engine;
 pub mod env;
 pub mod events;
 pub mod index;
+pub mod ledger;
 pub mod list;
 pub mod mover;
 pub mod mr;

@@ -1,12 +1,14 @@
 //! Memory regions: keys, bounds, access.
 
-use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use crate::abi::*;
 use crate::env::settings;
+use crate::ledger::pages::{Pages, page_size};
+use crate::ledger::quota::{self, Charge};
 use crate::objects::{MRS, QPS};
 use crate::pd::Pd;
 use crate::public::Public;
@@ -32,6 +34,8 @@ pub struct Mr {
     pub pd: Arc<Pd>,
     index: u32,
     len: u64,
+    /// The pages that it holds and that count against the quota; a dma-buf's are its exporter's business.
+    pages: Option<Pages>,
     /// The mapping and descriptor of a dma-buf, kept for the life of the MR.
     _dmabuf: Option<(Mapping, OwnedFd)>,
 }
@@ -49,66 +53,47 @@ pub struct Registration {
     pub access: u32,
 }
 
-static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Faults the range in, as pinning does, and reports what cannot be registered.
-fn pin(va: u64, len: usize, write: bool) -> Result<(), i32> {
-    if len == 0 {
-        return Ok(());
-    }
-    // SAFETY: no arguments that matter.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let start = usize::try_from(va).map_err(|_| libc::EFAULT)?;
-    let first = start & !(page - 1);
-    let end = start.checked_add(len).ok_or(libc::EFAULT)?;
-    let extent = end.checked_next_multiple_of(page).ok_or(libc::EFAULT)? - first;
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    let range: *mut c_void = std::ptr::with_exposed_provenance_mut(first);
-    loop {
-        // SAFETY: the advice faults pages in and changes no content; an invalid range is an error code.
-        if unsafe { libc::madvise(range, extent, advice) } == 0 {
-            return Ok(());
-        }
-        return match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN) => continue,
-            Some(libc::ENOMEM | libc::EFAULT) => Err(libc::EFAULT),
-            // An old kernel, a read-only mapping, or a mapping of device pages: the mapping's flags decide.
-            _ if write && !writable(first, first + extent) => Err(libc::EFAULT),
-            _ => Ok(()),
-        };
-    }
+/// What a region lies in.
+enum Backing {
+    /// Memory of the process, with what it counts against the quota.
+    Memory(Charge),
+    /// A dma-buf: its mapping, its descriptor, where the region begins, and the descriptor's number if peers need it.
+    Dmabuf { map: Mapping, fd: OwnedFd, offset: u64, number: u32 },
 }
 
-/// Whether a range is mapped writable, by the process's map; `true` if that cannot be read.
-fn writable(start: usize, end: usize) -> bool {
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return true };
-    let mut at = start;
-    for line in maps.lines() {
-        let Some((range, rest)) = line.split_once(' ') else { continue };
-        let Some((lo, hi)) = range.split_once('-') else { continue };
-        let hex = |t| usize::from_str_radix(t, 16).unwrap_or(0);
-        let (lo, hi) = (hex(lo), hex(hi));
-        if lo <= at && at < hi {
-            if rest.as_bytes().get(1) != Some(&b'w') {
-                return false;
-            }
-            at = hi;
-            if at >= end {
-                return true;
-            }
-        }
+static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Makes a registration take the time that the settings say. No lock is held here.
+fn take_time(pages: u64) {
+    let delay = settings().reg_delay(pages);
+    if delay.is_zero() {
+        return;
     }
-    false
+    stats::add(Counter::RegDelayNs, u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+    let end = Instant::now() + delay;
+    // A timer is late by some tens of microseconds: the rest is waited for awake.
+    std::thread::sleep(delay.saturating_sub(Duration::from_micros(200)));
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
 }
 
 impl Mr {
-    /// Registers memory of the process.
+    /// Registers memory of the process. What can go wrong is asked in the kernel's order: the arguments, the quota, the
+    /// pages, the device.
     pub fn register(pd: &Arc<Pd>, what: &Registration) -> Result<Arc<Self>, i32> {
+        let pages = Pages::of(what.va, what.len).ok_or(libc::EINVAL)?;
+        if pages.count > u64::from(u32::MAX) {
+            return Err(libc::EINVAL);
+        }
         Self::check(what)?;
+        let charge = Charge::take(pages)?;
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
-        pin(what.va, what.len, write)?;
-        Self::publish(pd, what, None, 0)
+        pages.fault_in(write)?;
+        take_time(pages.count);
+        crate::ledger::register(pages)?;
+        Self::publish(pd, what, Backing::Memory(charge))
     }
 
     /// Registers a dma-buf: anything that can be mapped from a descriptor.
@@ -124,8 +109,7 @@ impl Mr {
         }
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
         let fd = fd.try_clone_to_owned().map_err(errno)?;
-        // SAFETY: no arguments that matter.
-        let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page = page_size() as u64;
         let skip = usize::try_from(offset % page).unwrap_or(0);
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
@@ -144,13 +128,15 @@ impl Mr {
         let own = std::process::id().cast_signed();
         let reachable = crate::mover::probe(own, what.va, &mut byte).is_ok();
         let number = if reachable { 0 } else { fd.as_raw_fd().cast_unsigned() };
-        Self::publish(pd, &what, Some((map, fd, offset)), number)
+        take_time(Pages::of(offset, what.len).map_or(0, |pages| pages.count));
+        Self::publish(pd, &what, Backing::Dmabuf { map, fd, offset, number })
     }
 
     fn check(what: &Registration) -> Result<(), i32> {
         let remote = what.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
         if what.len == 0
             || what.access & !KNOWN != 0
+            || what.access & ACCESS_RELAXED_ORDERING != 0 && !settings().relaxed_ordering
             || remote && what.access & ACCESS_LOCAL_WRITE == 0
         {
             return Err(libc::EINVAL);
@@ -160,11 +146,7 @@ impl Mr {
             return Err(libc::EINVAL);
         }
         let n = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let failing = crate::control::failing_registration();
-        if n == failing || MRS.count() >= settings().mr_limit() as usize {
-            return Err(libc::ENOMEM);
-        }
-        Ok(())
+        crate::control::injected_failure(n).map_or(Ok(()), Err)
     }
 
     /// Registrations tried so far, for the fault setting.
@@ -172,17 +154,18 @@ impl Mr {
         REGISTRATIONS.load(Ordering::Relaxed)
     }
 
-    fn publish(
-        pd: &Arc<Pd>,
-        what: &Registration,
-        dmabuf: Option<(Mapping, OwnedFd, u64)>,
-        fd: u32,
-    ) -> Result<Arc<Self>, i32> {
+    fn publish(pd: &Arc<Pd>, what: &Registration, backing: Backing) -> Result<Arc<Self>, i32> {
+        if MRS.count() >= settings().mr_limit() as usize {
+            return Err(libc::ENOMEM);
+        }
         let process = &pd.context.process;
         let index = process.mr_indices.take().ok_or(libc::ENOMEM)?;
         let variant = process.key_variant.fetch_add(1, Ordering::Relaxed) & 0xff;
         let key = process.slot() << 24 | index << 8 | variant;
-        let offset = dmabuf.as_ref().map_or(0, |d| d.2);
+        let (fd, offset) = match &backing {
+            Backing::Memory(_) => (0, 0),
+            Backing::Dmabuf { number, offset, .. } => (*number, *offset),
+        };
         for slot in [process.local_mr(index), process.region.mr(index)].into_iter().flatten() {
             slot.pd.store(pd.id, Ordering::Relaxed);
             slot.access.store(what.access, Ordering::Relaxed);
@@ -203,12 +186,17 @@ impl Mr {
             lkey: key,
             rkey: key,
         };
+        let (pages, dmabuf) = match backing {
+            Backing::Memory(charge) => (Some(charge.keep()), None),
+            Backing::Dmabuf { map, fd, .. } => (None, Some((map, fd))),
+        };
         let mr = Arc::new(Self {
             public: Public::new(public),
             pd: Arc::clone(pd),
             index,
             len: what.len as u64,
-            _dmabuf: dmabuf.map(|(map, fd, _)| (map, fd)),
+            pages,
+            _dmabuf: dmabuf,
         });
         pd.users.0.fetch_add(1, Ordering::AcqRel);
         stats::add(Counter::RegMr, 1);
@@ -220,6 +208,11 @@ impl Mr {
     /// The handle for C.
     pub fn ptr(&self) -> *mut IbvMr {
         self.public.ptr()
+    }
+
+    /// The pages that live regions hold: one range for each that is not a dma-buf.
+    pub fn pinned() -> Vec<Pages> {
+        MRS.all().iter().filter_map(|mr| mr.pages).collect()
     }
 
     /// The MR behind a handle.
@@ -248,6 +241,9 @@ impl Mr {
         self.pd.users.0.fetch_sub(1, Ordering::AcqRel);
         stats::add(Counter::DeregMr, 1);
         stats::sub(Counter::RegisteredBytes, self.len);
+        if let Some(pages) = self.pages {
+            quota::give_back(pages);
+        }
         Ok(())
     }
 }

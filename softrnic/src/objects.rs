@@ -98,6 +98,7 @@ pub fn abandon() {
     CHANNELS.abandon();
     PDS.abandon();
     CONTEXTS.abandon();
+    crate::ledger::abandon();
 }
 
 /// Destroys what the application left behind in a context.

@@ -21,20 +21,26 @@ counters! {
     Parked = "parked", RnrParked = "rnr_parked", Held = "held", Released = "released",
     SendCompletions = "send_completions", RecvCompletions = "recv_completions", ErrorCompletions = "error_completions",
     CqOverruns = "cq_overruns", PollCalls = "poll_nonempty", AsyncEvents = "async_events", RegMr = "reg_mr",
-    DeregMr = "dereg_mr", RegisteredBytes = "registered_bytes", ModifyQp = "modify_qp", SqFull = "sq_full",
+    DeregMr = "dereg_mr", RegisteredBytes = "registered_bytes", PinnedBytes = "pinned_bytes",
+    MigratedPages = "migrated_pages", RegDelayNs = "reg_delay_ns", ModifyQp = "modify_qp", SqFull = "sq_full",
 }
 
 static VALUES: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 
-/// Adds to a counter.
-pub fn add(counter: Counter, n: u64) {
+/// Adds to a counter and returns what it shows then.
+pub fn add(counter: Counter, n: u64) -> u64 {
     // Relaxed: counters order nothing.
-    VALUES[counter as usize].fetch_add(n, Ordering::Relaxed);
+    VALUES[counter as usize].fetch_add(n, Ordering::Relaxed).wrapping_add(n)
 }
 
 /// Subtracts from a counter that shows a level.
 pub fn sub(counter: Counter, n: u64) {
     VALUES[counter as usize].fetch_sub(n, Ordering::Relaxed);
+}
+
+/// Sets a counter that shows a level to nothing.
+pub fn clear(counter: Counter) {
+    VALUES[counter as usize].store(0, Ordering::Relaxed);
 }
 
 /// Reads a counter.

@@ -126,11 +126,26 @@ pub unsafe extern "C" fn softrnic_port(device: *const c_char, port: c_int, up: c
     })
 }
 
-/// Makes the `n`-th registration from now fail with ENOMEM; 0 = none.
+/// Makes the `n`-th registration from now fail; 0 = none.
 #[unsafe(no_mangle)]
 pub extern "C" fn softrnic_fail_reg_mr(n: u64) -> c_int {
     code(|| {
         control::fail_registration(n);
         Ok(())
     })
+}
+
+/// Makes every registration from the `n`-th from now on fail; 0 = none.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_fail_reg_from(n: u64) -> c_int {
+    code(|| {
+        control::fail_registrations_from(n);
+        Ok(())
+    })
+}
+
+/// The errno of registrations that those two calls make fail; 0 = ENOMEM again.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_reg_errno(errno: c_int) -> c_int {
+    code(|| control::set_failure(errno))
 }
