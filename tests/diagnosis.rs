@@ -205,11 +205,7 @@ fn a_full_device_is_no_quota() {
         .collect();
     let report = explain(&pd, &Machine::default(), memory.addr(), memory.len(), held.len() as u64);
     assert_eq!(report.verdict().cause, Cause::DeviceLimit);
-    assert!(
-        report.line().contains("8 registrations, the device allows 8"),
-        "{}",
-        report.line()
-    );
+    assert!(report.line().contains("8 registrations, the device allows 8"), "{}", report.line());
 }
 
 #[test]
