@@ -136,7 +136,7 @@ impl Case<'_> {
             return None;
         }
         let confidence = if live >= max { Certain } else { Likely };
-        let why = format!("this process has {live} registrations on it, the device allows {max}");
+        let why = format!("this process has {live} registrations, the device allows {max}");
         Some(verdict(Cause::DeviceLimit, confidence, vec![why], remedy::fewer_regions()))
     }
 
@@ -160,9 +160,8 @@ impl Case<'_> {
         }
         if self.failure.errno == libc::ENOSPC {
             let live = self.failure.live.regions;
-            let why = vec![format!(
-                "the device has no room; this process has {live} registrations on it"
-            )];
+            let why =
+                vec![format!("the device has no room; this process has {live} registrations")];
             return verdict(Cause::DeviceLimit, Likely, why, remedy::fewer_regions());
         }
         self.unknown()

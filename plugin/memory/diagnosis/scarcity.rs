@@ -91,7 +91,7 @@ impl Case<'_> {
         let mut why = vec![
             what.to_owned(),
             format!(
-                "this process has {} registrations on it ({}), at most {} so far",
+                "this process has {} registrations on the device ({}), at most {} so far",
                 live.regions,
                 amount(live.bytes),
                 live.peak_regions
@@ -142,10 +142,15 @@ impl Case<'_> {
             let place = match place {
                 Place::MovableZone => "ZONE_MOVABLE".to_owned(),
                 Place::Cma(area) => format!("the contiguous area {area}"),
+                Place::Zone(zone)
+                    if self.facts.zones.of(*pfn).is_some_and(|z| z.cma == Some(0)) =>
+                {
+                    format!("zone {zone}, which has no contiguous area")
+                }
                 // Says nothing for or against it; the record has it.
                 Place::Zone(_) => continue,
             };
-            known = true;
+            known |= !place.starts_with("zone ");
             why.push(format!("the page at {address:#x} is frame {pfn} in {place}"));
         }
         why.extend(self.facts.risk.clone());

@@ -251,7 +251,7 @@ fn device_limit_beside_kernel_memory() {
         ..failure(libc::ENOMEM, 4)
     };
     let report = diagnose(&ordinary, full, at_most(0));
-    let telling = ["1000 registrations on it, the device allows 1000"];
+    let telling = ["1000 registrations, the device allows 1000"];
     let json = check(&report, Cause::DeviceLimit, Confidence::Certain, &telling);
     assert_eq!(
         (&json["device"]["live_regions"], &json["device"]["max_mr"]),
@@ -348,6 +348,17 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
     assert_eq!(json["placement"]["pages"][0]["zone"], "Movable");
     assert_eq!(json["placement"]["pages"][0]["migratetype"], Value::Null);
+
+    // In an ordinary zone the type of the page is not known, unless the zone has no contiguous area at all.
+    for (cma, telling) in
+        [("", "zone Normal, migrate type unknown"), (" cma 0\n", "zone Normal, which has no")]
+    {
+        let zones =
+            format!("Node 0, zone Normal\n spanned 2000\n managed 900\n{cma} start_pfn: 0\n");
+        tree.write("proc/zoneinfo", zones.as_bytes());
+        let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+        check(&report, Cause::Placement, Confidence::Possible, &[telling]);
+    }
 }
 
 #[test]
