@@ -92,6 +92,12 @@ impl Transport {
         } else {
             tracing::info!("using {} through {}", names.join(", "), verbs.path().display());
         }
+        let memlock = host::limits::memlock();
+        if !names.is_empty() && memlock.soft.is_some() {
+            tracing::info!(
+                "memory lock limit in bytes: {memlock}; each registration counts against it"
+            );
+        }
         let events = Events::new(settings.return_async_events);
         let machine = Machine::from_settings(&settings);
         Ok(Arc::new(Self {
