@@ -33,6 +33,11 @@ struct rnic_counts rnic_counts(void)
     };
 }
 
+void rnic_keep(void)
+{
+    if (!dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL)) FAIL("dlopen: %s", dlerror());
+}
+
 void rnic_hold(bool on)
 {
     int (*hold)(int) = (int (*)(int))entry("softrnic_hold");
@@ -79,6 +84,12 @@ void rnic_unpin(void *data, size_t size)
 {
     int (*unpin)(void *, size_t) = (int (*)(void *, size_t))entry("softrnic_unpin");
     CHECK_EQ(unpin(data, size), 0);
+}
+
+void rnic_forget(void *data, size_t size)
+{
+    int (*forget)(void *, size_t) = (int (*)(void *, size_t))entry("softrnic_forget");
+    CHECK_EQ(forget(data, size), 0);
 }
 
 struct rnic_page rnic_page(const void *data)

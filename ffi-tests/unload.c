@@ -13,14 +13,6 @@
 
 enum { TIMES = 20 };
 
-/* The software RNIC stays open over the whole case, so that its counters can be read when the plugin is gone. */
-static void *softrnic_keep(void)
-{
-    void *library = dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) FAIL("dlopen: %s", dlerror());
-    return library;
-}
-
 static void expect_clean(struct census before)
 {
     struct census now;
@@ -48,7 +40,7 @@ static void expect_gone(struct census before)
 
 static void twenty_times(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -64,7 +56,7 @@ static void twenty_times(int version)
 
 static void twenty_times_with_4_qps_and_8_pairs(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     setenv("NCCL_IB_QPS_PER_CONNECTION", "4", 1);
     for (int i = 0; i < TIMES; i++) {
@@ -82,7 +74,7 @@ static void twenty_times_with_4_qps_and_8_pairs(int version)
 
 static void twenty_times_init_only(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -109,7 +101,7 @@ static void at_rest_before_dlclose(int version)
 {
     struct net net;
     struct pair pair;
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     net_start(&net, version);
     pair_open(&net, 0, &pair);
@@ -126,7 +118,7 @@ static void at_rest_before_dlclose(int version)
 static void init_again_without_unloading(int version)
 {
     struct net net;
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     net_load(&net, version);
     for (int i = 0; i < TIMES; i++) {
@@ -151,7 +143,7 @@ static void finalize_of_another_context(int version)
     struct net net;
     struct pair pair;
     void *other = NULL;
-    softrnic_keep();
+    rnic_keep();
     net_start(&net, version);
     CHECK_OK(net_init_context(&net, 2, ffi_logger, &other));
     pair_open(&net, 0, &pair);
@@ -210,7 +202,7 @@ static void thread_outlives_the_library(int version)
 /* Failures on the way leave nothing either. */
 static void after_failures(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -234,7 +226,7 @@ static void after_failures(int version)
 /* Work still on the device when everything is closed and unloaded. */
 static void with_work_in_flight(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;

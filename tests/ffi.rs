@@ -229,6 +229,32 @@ programs! {
         ],
         once: []
     }
+    bounce {
+        each: [
+            hello,
+            sizes_send,
+            sizes_recv,
+            sizes_both,
+            any_alignment,
+            mixed_groups,
+            members_that_overlap,
+            outside_the_range,
+        ],
+        once: [
+            four_qps,
+            four_qps_in_v9,
+            four_qps_split,
+            four_qps_split_in_v9,
+            adaptive_routing,
+            short_device_messages,
+            two_rails,
+            two_rails_in_v9,
+            two_rails_to_one,
+            two_rails_to_one_in_v9,
+            one_rail_to_two,
+            one_rail_to_two_in_v9,
+        ]
+    }
     closing {
         each: [
             any_order_when_idle,
