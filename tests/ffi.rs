@@ -255,6 +255,22 @@ programs! {
             one_rail_to_two_in_v9,
         ]
     }
+    bounce_flight {
+        each: [
+            thirty_two_of_one_buffer,
+            no_room_for_the_second,
+            more_groups_than_room,
+            longer_than_all_chunks,
+            longer_than_all_chunks_into_copies,
+            stream_from_copies,
+            stream_into_copies,
+            stream_between_copies,
+            marker_means_nothing_here,
+            flush_reads_no_copies,
+            registrations_during_traffic,
+        ],
+        once: []
+    }
     closing {
         each: [
             any_order_when_idle,
