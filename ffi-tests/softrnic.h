@@ -17,6 +17,12 @@ struct rnic_counts {
 struct rnic_counts rnic_counts(void);
 /* Keeps the library loaded from here on, so that its counters can be read when the plugin is gone. */
 void rnic_keep(void);
+/* Nothing is left: threads and descriptors as in `before`, address space nearly so, no object of the device alive. */
+void expect_clean_(struct census before);
+/* And the plugin is gone, and no device is open. */
+void expect_gone_(struct census before);
+#define expect_clean(...) (HERE(), expect_clean_(__VA_ARGS__))
+#define expect_gone(...) (HERE(), expect_gone_(__VA_ARGS__))
 /* Holding keeps every send request of this process pending; its end lets all of them run. */
 void rnic_hold(bool on);
 /* Lets the oldest `count` held requests run; returns how many there were. */

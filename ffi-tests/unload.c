@@ -13,31 +13,6 @@
 
 enum { TIMES = 20 };
 
-static void expect_clean(struct census before)
-{
-    struct census now;
-    /* A joined thread may be in the list for the moment the kernel needs to remove it. */
-    struct deadline deadline = deadline_in(10);
-    while ((now = census_take()).threads != before.threads && !deadline_passed(&deadline)) ffi_yield();
-    if (now.threads != before.threads || now.descriptors != before.descriptors) census_print("left over");
-    CHECK_EQ(now.threads, before.threads);
-    CHECK_EQ(now.descriptors, before.descriptors);
-    if (now.megabytes > before.megabytes + 256) /* libc keeps an arena of 64 MB and a stack per thread */
-        FAIL("%d MB of address space, %d MB before", now.megabytes, before.megabytes);
-    struct rnic_counts counts = rnic_counts();
-    CHECK_EQ(counts.mrs, 0);
-    CHECK_EQ(counts.qps, 0);
-    CHECK_EQ(counts.cqs, 0);
-    CHECK_EQ(counts.pds, 0);
-}
-
-static void expect_gone(struct census before)
-{
-    if (is_mapped("libnccl-net-pinrail")) FAIL("the library is still mapped after dlclose");
-    expect_clean(before);
-    CHECK_EQ(rnic_counts().contexts, 0);
-}
-
 static void twenty_times(int version)
 {
     rnic_keep();

@@ -271,6 +271,18 @@ programs! {
         ],
         once: []
     }
+    bounce_life {
+        each: [
+            deregistered_under_a_short_send,
+            deregistered_under_a_long_send,
+            deregistered_under_a_receive,
+            deregistered_in_the_middle_of_a_copy,
+            any_order,
+            sender_dies_in_the_middle,
+            receiver_dies_in_the_middle,
+        ],
+        once: [twenty_times, twenty_times_in_v9]
+    }
     closing {
         each: [
             any_order_when_idle,
