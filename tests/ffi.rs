@@ -283,6 +283,19 @@ programs! {
         ],
         once: [twenty_times, twenty_times_in_v9]
     }
+    bounce_ahead {
+        each: [
+            set_aside,
+            set_aside_too_little,
+            cannot_be_set_aside,
+            forbidden,
+            too_large_to_receive,
+            too_large_to_send,
+            too_large_after_others,
+            in_the_wrong_place_only,
+        ],
+        once: [set_aside_with_every_device, machines]
+    }
     closing {
         each: [
             any_order_when_idle,
@@ -508,6 +521,22 @@ mod valgrind {
     #[test]
     fn work_in_flight_at_close() {
         finds_nothing("closing", "any_order_with_sends_held", 12);
+    }
+    #[test]
+    fn copies_on_both_ends() {
+        finds_nothing("bounce", "hello", 12);
+    }
+    #[test]
+    fn a_handle_gone_in_the_middle_of_a_copy() {
+        finds_nothing("bounce_life", "deregistered_in_the_middle_of_a_copy", 12);
+    }
+    #[test]
+    fn a_handle_gone_before_a_long_send_is_copied() {
+        finds_nothing("bounce_life", "deregistered_under_a_long_send", 11);
+    }
+    #[test]
+    fn memory_set_aside() {
+        finds_nothing("bounce_ahead", "set_aside", 12);
     }
     #[test]
     fn a_failing_communicator() {
