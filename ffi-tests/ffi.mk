@@ -8,7 +8,7 @@ FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
 FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
 	-Wshadow -fno-omit-frame-pointer -pthread
 
-FFI_SHARED := harness payload observe net pair softrnic
+FFI_SHARED := harness payload observe net pair softrnic held
 FFI_HEADERS := $(wildcard $(FFI_DIR)*.h)
 FFI_PROGRAMS := $(filter-out $(FFI_SHARED),$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
 FFI_BINARIES := $(addprefix $(FFI_OUT)/,$(FFI_PROGRAMS))
