@@ -93,7 +93,7 @@ impl Nvml {
         let mut raw = RawBar1::default();
         // SAFETY: a handle that NVML just gave out, and a struct of its layout.
         let rc = unsafe { (self.bar1)(device, &raw mut raw) };
-        (rc == SUCCESS).then(|| Bar1 { gpu, total: raw.total, used: raw.used })
+        (rc == SUCCESS).then_some(Bar1 { gpu, total: raw.total, used: raw.used })
     }
 }
 
