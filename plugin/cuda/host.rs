@@ -108,8 +108,8 @@ impl HostDriver {
         // SAFETY: memory of this process, which the value keeps mapped for as long as the driver holds it.
         let rc = unsafe { (self.register)(pointer(start), end - start, flags) };
         if rc != SUCCESS {
-            let memory = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_uint;
-            let errno = if rc == memory { libc::ENOMEM } else { libc::EIO };
+            let exhausted = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_uint;
+            let errno = if rc == exhausted { libc::ENOMEM } else { libc::EIO };
             let text =
                 format!("{API} of {} bytes at {start:#x} failed: CUDA error {rc}", end - start);
             return Err(Error::system(text).with_errno(errno));
@@ -215,6 +215,7 @@ mod tests {
         HostDriver { current, push: Some(push), pop: Some(pop), register, unregister };
 
     /// Held until dropped, which is noted.
+    #[derive(Debug)]
     struct Held;
     impl PinnedFirst for Held {
         fn range(&self) -> Range<usize> {
