@@ -56,8 +56,6 @@ static void api_unload(const struct api *api)
 }
 
 /* The software RNIC, open over the whole case so that it can be asked when the plugin is gone, with all memory in CMA. */
-static void *rnic;
-
 static void rnic_start(void)
 {
     char devices[8];
@@ -66,39 +64,14 @@ static void rnic_start(void)
     setenv("SOFTRNIC_CMA", "all", 0);
     setenv("PINRAIL_REG_FALLBACK", "fail", 0); /* a registration that cannot be is one that fails */
     setenv("PINRAIL_LOG", "debug", 0);
-    rnic = dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL);
-    if (!rnic) FAIL("dlopen: %s", dlerror());
-}
-
-struct page {
-    int migratetype;
-    unsigned short_pins, long_pins;
-};
-
-static struct page page_at(const void *address)
-{
-    int (*look)(const void *, uint64_t *, int *, unsigned *, unsigned *) =
-        (int (*)(const void *, uint64_t *, int *, unsigned *, unsigned *))symbol(rnic, "softrnic_page");
-    struct page page;
-    CHECK_EQ(look(address, NULL, &page.migratetype, &page.short_pins, &page.long_pins), 0);
-    return page;
-}
-
-static int pin(void *address, size_t size)
-{
-    return ((int (*)(void *, size_t, int))symbol(rnic, "softrnic_pin"))(address, size, 0);
-}
-
-static int unpin(void *address, size_t size)
-{
-    return ((int (*)(void *, size_t))symbol(rnic, "softrnic_unpin"))(address, size);
+    if (!dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL)) FAIL("dlopen: %s", dlerror());
 }
 
 /* Every page of an allocation is where it may stay, held by each device and by so many others. */
 static void check_pages(const uint8_t *memory, size_t size, unsigned others)
 {
     for (size_t at = 0; at < size; at += PAGE) {
-        struct page page = page_at(memory + at);
+        struct rnic_page page = rnic_page(memory + at);
         if (page.migratetype == IN_CMA) FAIL("the page at %zu is in CMA", at);
         CHECK_EQ(page.long_pins, DEVICES);
         CHECK_EQ(page.short_pins, others);
@@ -238,10 +211,10 @@ static void the_other_order_fails(int version)
     net_start(&net, LAST_VERSION);
     pair_open(&net, 0, &pair);
     struct guarded memory = guarded_new(PAGE, 0);
-    CHECK_EQ(page_at(memory.data).migratetype, IN_CMA);
-    CHECK_EQ(pin(memory.data, PAGE), 0);
+    CHECK_EQ(rnic_page(memory.data).migratetype, IN_CMA);
+    rnic_pin(memory.data, PAGE, false);
     CHECK_REFUSED(net_reg_mr(&net, pair.recv, memory.data, PAGE, NCCL_PTR_HOST, &mr));
-    CHECK_EQ(unpin(memory.data, PAGE), 0);
+    rnic_unpin(memory.data, PAGE);
     CHECK_OK(net_dereg_mr(&net, pair.recv, register_host(&net, pair.recv, memory.data, PAGE)));
     pair_close(&pair);
     net_stop(&net);

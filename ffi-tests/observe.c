@@ -17,7 +17,7 @@ enum { LOG_LINES = 4096 };
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     ncclDebugLogLevel level;
-    char text[480];
+    char text[1000]; /* about what NCCL keeps of a line */
 } log_lines[LOG_LINES];
 static size_t log_count;
 
@@ -34,7 +34,7 @@ void ffi_logger(ncclDebugLogLevel level, unsigned long flags, const char *file, 
     pthread_mutex_lock(&log_lock);
     if (log_count < LOG_LINES) {
         log_lines[log_count].level = level;
-        snprintf(log_lines[log_count].text, sizeof log_lines[0].text, "%.479s", text);
+        snprintf(log_lines[log_count].text, sizeof log_lines[0].text, "%.999s", text);
         log_count++;
     }
     pthread_mutex_unlock(&log_lock);

@@ -51,6 +51,44 @@ void rnic_fail_registration(uint64_t n)
     CHECK_EQ(fail(n), 0);
 }
 
+void rnic_fail_registrations_from(uint64_t n)
+{
+    int (*fail)(uint64_t) = (int (*)(uint64_t))entry("softrnic_fail_reg_from");
+    CHECK_EQ(fail(n), 0);
+}
+
+void rnic_registration_errno(int value)
+{
+    int (*set)(int) = (int (*)(int))entry("softrnic_reg_errno");
+    CHECK_EQ(set(value), 0);
+}
+
+void rnic_cma(const char *where)
+{
+    int (*set)(const char *) = (int (*)(const char *))entry("softrnic_cma");
+    CHECK_EQ(set(where), 0);
+}
+
+void rnic_pin(void *data, size_t size, bool longterm)
+{
+    int (*pin)(void *, size_t, int) = (int (*)(void *, size_t, int))entry("softrnic_pin");
+    CHECK_EQ(pin(data, size, longterm), 0);
+}
+
+void rnic_unpin(void *data, size_t size)
+{
+    int (*unpin)(void *, size_t) = (int (*)(void *, size_t))entry("softrnic_unpin");
+    CHECK_EQ(unpin(data, size), 0);
+}
+
+struct rnic_page rnic_page(const void *data)
+{
+    typedef int look(const void *, uint64_t *, int *, unsigned *, unsigned *);
+    struct rnic_page page;
+    CHECK_EQ(((look *)entry("softrnic_page"))(data, &page.pfn, &page.migratetype, &page.short_pins, &page.long_pins), 0);
+    return page;
+}
+
 void rnic_port(const char *device, bool up)
 {
     int (*port)(const char *, int, int) = (int (*)(const char *, int, int))entry("softrnic_port");

@@ -21,6 +21,22 @@ void rnic_hold(bool on);
 uint64_t rnic_release(uint64_t count);
 /* The n-th registration from now fails with ENOMEM; 0 takes that back. */
 void rnic_fail_registration(uint64_t n);
+/* Every registration from the n-th from now on fails with ENOMEM; 0 takes that back. */
+void rnic_fail_registrations_from(uint64_t n);
+/* The errno of registrations that are made to fail; 0: ENOMEM again. */
+void rnic_registration_errno(int value);
+/* Where pages that nobody has looked at yet lie: "all", "every=N", ranges, or "off"; see SOFTRNIC_CMA. */
+void rnic_cma(const char *where);
+/* Pins as another driver would take them; a short one keeps a page where it is. */
+void rnic_pin(void *data, size_t size, bool longterm);
+void rnic_unpin(void *data, size_t size);
+/* Where a page lies and who holds it. */
+struct rnic_page {
+    uint64_t pfn;
+    int migratetype; /* 4: CMA */
+    unsigned short_pins, long_pins;
+};
+struct rnic_page rnic_page(const void *data);
 /* Takes the first port of a device down or up. */
 void rnic_port(const char *device, bool up);
 

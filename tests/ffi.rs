@@ -49,6 +49,24 @@ macro_rules! programs {
 }
 
 programs! {
+    verdicts {
+        each: [
+            placement,
+            memlock,
+            placement_under_a_low_limit,
+            device_limit,
+            kernel_memory,
+            nothing_mapped,
+            read_only,
+            peer_memory_missing,
+            optional_flags,
+            demanded_flags,
+            one_line_for_one_cause,
+            names_the_communicator,
+            unwritable_folder,
+        ],
+        once: []
+    }
     load {
         each: [
             table,
@@ -284,7 +302,7 @@ programs! {
         once: []
     }
     faults {
-        each: [registration_fails_while_connecting, user_registration_fails_once, port_down_and_up],
+        each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []
     }
     unload {

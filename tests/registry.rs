@@ -6,6 +6,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 use std::thread;
 
+use nccl_net_pinrail::memory::ledger::Purpose;
 use nccl_net_pinrail::memory::{PageOwned, Registry};
 use nccl_net_pinrail::verbs::context::DeviceList;
 use nccl_net_pinrail::verbs::mr::Access;
@@ -42,7 +43,7 @@ fn registering_from_four_threads_leaves_nothing() {
     let context = list.open(0).expect("the device opens");
     let pd = ProtectionDomain::new(&context).expect("a protection domain is made");
     let registry = Registry::new(&pd);
-    let memory = Arc::new(PageOwned::new(PAGES * 4096).expect("memory is mapped"));
+    let memory = Arc::new(PageOwned::new(PAGES * 4096, Purpose::Probe).expect("memory is mapped"));
     let page = memory.len() / PAGES;
 
     thread::scope(|scope| {

@@ -97,6 +97,7 @@ pub fn init(logger: Logger) -> NcclResult {
 /// See the module text.
 pub unsafe fn init_context(
     out: *mut *mut c_void,
+    comm_id: u64,
     traffic_class: Option<c_int>,
     logger: Logger,
 ) -> NcclResult {
@@ -110,6 +111,7 @@ pub unsafe fn init_context(
             objects::export(Context {
                 transport: Arc::clone(transport),
                 traffic_class: class(traffic_class),
+                comm_id,
             })
         })?;
         // SAFETY: as above.
@@ -218,9 +220,12 @@ pub unsafe fn listen(
             return Err(null("the handle"));
         }
         // SAFETY: as the module text says.
-        let transport = net::transport(unsafe { context(ctx) }?)?;
+        let context = unsafe { context(ctx) }?;
+        let transport = net::transport(context)?;
         let mut bytes = [0; HANDLE_BYTES];
-        let listener = Listener::new(&transport, transport.rails(device)?, &mut bytes)?;
+        let rails = transport.rails(device)?;
+        let comm_id = context.map(|c| c.comm_id);
+        let listener = Listener::new(&transport, rails, comm_id, &mut bytes)?;
         // SAFETY: NCCL's handle buffer has this size; it may be unaligned.
         unsafe { handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes) };
         // SAFETY: as above.
@@ -262,7 +267,8 @@ pub unsafe fn connect(
                 let class = context.and_then(|c| c.traffic_class).or(class(traffic_class));
                 forget_attempts(false);
                 let rails = transport.rails(device)?;
-                Box::new(Connecting::start(&transport, rails, peer, class)?)
+                let comm_id = context.map(|c| c.comm_id);
+                Box::new(Connecting::start(&transport, rails, peer, class, comm_id)?)
             }
         };
         match attempt.step() {

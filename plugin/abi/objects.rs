@@ -61,6 +61,8 @@ pub struct Context {
     pub transport: Arc<Transport>,
     /// The communicator's traffic class.
     pub traffic_class: Option<u8>,
+    /// NCCL's identifier of the communicator.
+    pub comm_id: u64,
 }
 
 /// Where the pump is in an object of either kind of end.

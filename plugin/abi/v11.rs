@@ -149,13 +149,13 @@ const _: () = {
 
 pub(super) unsafe extern "C" fn init(
     ctx: *mut *mut c_void,
-    _comm_id: u64,
+    comm_id: u64,
     config: *mut CommConfig,
     logger: Logger,
     _profiler: ProfilerCallback,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::init_context(ctx, v10::traffic_class(config), logger) }
+    unsafe { calls::init_context(ctx, comm_id, v10::traffic_class(config), logger) }
 }
 unsafe extern "C" fn get_properties(dev: c_int, out: *mut NetProperties) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.

@@ -196,10 +196,11 @@ settings! {
     reg_fallback: RegFallback = "PINRAIL_REG_FALLBACK",
         Form::Words(RegFallback::WORDS), default "bounce";
 
-    /// The most memory that copies for such buffers may use in this process. Set aside when the
-    /// plugin starts where the machine shows the risk, elsewhere taken when first needed.
+    /// The most memory that copies for such buffers may use in this process: about the size of the
+    /// buffers that are received into. Up to 256 MiB of it are set aside when the plugin starts where
+    /// the machine shows the risk; the rest is taken when it is needed.
     bounce_bytes: usize = "PINRAIL_BOUNCE_BYTES",
-        counted(1 << 20, 1 << 40, Unit::Bytes), default "268435456";
+        counted(1 << 20, 1 << 40, Unit::Bytes), default "4294967296";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
     /// level (`NCCL_DEBUG`) decides.

@@ -132,7 +132,7 @@ mod tests {
     unsafe extern "C" fn bar1(device: *mut c_void, out: *mut RawBar1) -> c_uint {
         // SAFETY: the caller's out-pointer.
         unsafe {
-            out.write(RawBar1 { total: 1 << 30, free: 1 << 20, used: (1 << 30) - (1 << 20) })
+            out.write(RawBar1 { total: 1 << 30, free: 1 << 20, used: (1 << 30) - (1 << 20) });
         };
         // NVML_ERROR_NOT_SUPPORTED for the third.
         if device.addr() == 3 { 3 } else { SUCCESS }

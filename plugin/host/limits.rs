@@ -5,8 +5,10 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::procfs::Proc;
+
 /// One limit; `None` is unlimited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limit {
     /// What applies.
     pub soft: Option<u64>,
@@ -39,6 +41,22 @@ pub fn memlock() -> Limit {
     Limit::of(Resource::Memlock)
 }
 
+/// The same as `self/limits` of a procfs tree tells it, else as the kernel does.
+pub fn memlock_of(proc: &Proc) -> Limit {
+    proc.text("self/limits").and_then(|text| parse_memlock(&text)).unwrap_or_else(memlock)
+}
+
+/// Reads the line `Max locked memory  8388608  unlimited  bytes`.
+fn parse_memlock(text: &str) -> Option<Limit> {
+    let amount = |word: &str| match word {
+        "unlimited" => Some(None),
+        number => number.parse().ok().map(Some),
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let mut words = line.split_whitespace();
+    Some(Limit { soft: amount(words.next()?)?, hard: amount(words.next()?)? })
+}
+
 /// File descriptors the process may hold.
 pub fn nofile() -> Limit {
     Limit::of(Resource::Nofile)
@@ -64,6 +82,18 @@ mod tests {
         let after = raise_nofile().unwrap();
         assert_eq!((after.soft, after.hard), (before.hard, before.hard));
         assert_eq!(raise_nofile().unwrap(), after);
+    }
+
+    #[test]
+    fn the_limit_of_a_captured_process() {
+        let text = "Limit  Soft  Hard  Units\nMax locked memory         8388608              unlimited            bytes     \n";
+        let limit = parse_memlock(text).unwrap();
+        assert_eq!(limit, Limit { soft: Some(8 << 20), hard: None });
+        for bad in ["", "Max locked memory", "Max locked memory 1", "Max locked memory x 1 bytes"] {
+            assert_eq!(parse_memlock(bad), None, "{bad}");
+        }
+        assert_eq!(memlock_of(&Proc::default()), memlock());
+        assert_eq!(memlock_of(&Proc::at("/no/such/folder")), memlock());
     }
 
     #[test]

@@ -60,3 +60,29 @@ pub(super) fn text(path: &Path) -> Option<String> {
     // Names of mapped files and of processes need not be UTF-8.
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tree::Tree;
+
+    #[test]
+    fn a_captured_tree_may_hold_anything() {
+        let tree = Tree::new(&[("short", "text")]);
+        tree.write("damaged", &[b'a', 0xff, b'b']);
+        let file = File::create(tree.root().join("huge")).unwrap();
+        file.set_len(LONGEST + (1 << 30)).unwrap();
+        let proc = Proc::at(tree.root());
+        assert_eq!(proc.text("short").as_deref(), Some("text"));
+        assert_eq!(proc.text("damaged").as_deref(), Some("a\u{fffd}b"));
+        assert_eq!(proc.text("huge").map(|text| text.len() as u64), Some(LONGEST));
+        assert_eq!((proc.text("absent"), proc.text(""), proc.link("short")), (None, None, None));
+    }
+
+    #[test]
+    fn the_setting_moves_the_root() {
+        let (settings, _) = Settings::parse([("PINRAIL_PROC".to_owned(), "/some/tree".to_owned())]);
+        assert_eq!(Proc::from_settings(&settings), Proc::at("/some/tree"));
+        assert_eq!(Proc::from_settings(&Settings::default()), Proc::default());
+    }
+}

@@ -136,21 +136,21 @@ impl Arena {
         self.segments().list.iter().any(|s| s.kept)
     }
 
-    /// Sets everything up to the limit aside, with all of these devices; once.
+    /// Sets `len` bytes aside, or what the limit leaves of them, with all of these devices; once.
     ///
     /// # Errors
     /// It cannot be mapped or registered.
-    pub fn set_aside(&self, registries: &[Arc<Registry>]) -> Result<()> {
+    pub fn set_aside(&self, len: usize, registries: &[Arc<Registry>]) -> Result<()> {
         let len = {
             let mut segments = self.segments();
-            if segments.list.iter().any(|s| s.kept) || segments.bytes >= self.limit {
+            let len = len.min(self.limit.saturating_sub(segments.bytes));
+            if segments.list.iter().any(|s| s.kept) || len == 0 {
                 return Ok(());
             }
-            let len = self.limit - segments.bytes;
-            segments.bytes = self.limit;
+            segments.bytes += len;
             len
         };
-        self.add(len, registries, true).map(drop)
+        self.add(len, registries, true, 0).map(drop)
     }
 
     /// Gives back what was set aside and is not lent.
@@ -167,10 +167,20 @@ impl Arena {
         drop(gone);
     }
 
-    /// Makes a segment of `len` bytes, which are counted already.
-    fn add(&self, len: usize, registries: &[Arc<Registry>], kept: bool) -> Result<Arc<Segment>> {
+    /// Makes a segment of `len` bytes, which are counted already, and lends its first `lent` before anybody else can see
+    /// it: a segment that nobody has borrowed from may go at any time.
+    fn add(
+        &self,
+        len: usize,
+        registries: &[Arc<Registry>],
+        kept: bool,
+        lent: usize,
+    ) -> Result<Arc<Segment>> {
         match Segment::new(len, registries, kept) {
             Ok(segment) => {
+                if lent > 0 {
+                    segment.free().take(lent);
+                }
                 let segment = Arc::new(segment);
                 let mut segments = self.segments();
                 // What was counted may have been rounded up to pages.
@@ -212,13 +222,9 @@ impl Arena {
             segments.bytes += size;
             size
         };
-        let segment = self.add(size, registries, false)?;
-        // Somebody else may have borrowed from it already.
-        let offset = segment.free().take(len);
-        match (offset, segment.with(registries)) {
-            (Some(offset), Some(registered)) => Ok(self.lease(&segment, registered, offset, len)),
-            _ => self.lend(len, registries),
-        }
+        let segment = self.add(size, registries, false, len)?;
+        let registered = segment.registered.iter().map(|(r, _)| Arc::clone(r)).collect();
+        Ok(self.lease(&segment, registered, 0, len))
     }
 
     fn lease(
@@ -298,6 +304,7 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::Ordering;
     use proptest::prelude::*;
 
     proptest! {
@@ -334,6 +341,29 @@ mod tests {
     }
 
     #[test]
+    fn threads_share_it() {
+        let arena = Arena::new(64 << 20);
+        std::thread::scope(|scope| {
+            for thread in 1..5 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let lease = arena.lend(thread * 4096 * (1 + round % 7), &[]).unwrap();
+                        lease
+                            .pages()
+                            .u64_at(lease.offset())
+                            .store(thread as u64, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        let seen = lease.pages().u64_at(lease.offset()).load(Ordering::Relaxed);
+                        assert_eq!(seen, thread as u64, "lent twice");
+                    }
+                });
+            }
+        });
+        assert_eq!(arena.bytes(), 0);
+    }
+
+    #[test]
     fn a_segment_goes_with_its_last_piece_unless_it_was_set_aside() {
         let arena = Arena::new(4 << 20);
         let (first, second) = (arena.lend(5, &[]).unwrap(), arena.lend(5, &[]).unwrap());
@@ -342,7 +372,7 @@ mod tests {
         assert_eq!(arena.bytes(), 4 << 20);
         drop((first, second));
         assert_eq!(arena.bytes(), 0);
-        arena.set_aside(&[]).unwrap();
+        arena.set_aside(usize::MAX, &[]).unwrap();
         drop(arena.lend(5, &[]).unwrap());
         assert_eq!(arena.bytes(), 4 << 20);
         let lent = arena.lend(5, &[]).unwrap();

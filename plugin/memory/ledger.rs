@@ -150,6 +150,16 @@ struct Books {
 }
 
 impl Books {
+    /// Empty books keep no memory: they outlive the library.
+    fn tidy(&mut self) {
+        if self.owned.is_empty() {
+            self.owned = BTreeMap::new();
+        }
+        if self.given.is_empty() {
+            self.given = BTreeMap::new();
+        }
+    }
+
     /// The mapping of the plugin that holds a range.
     fn owner(&mut self, range: &Range<usize>) -> Result<Option<usize>, OrderError> {
         let nearest = self.owned.range(..range.end).next_back();
@@ -200,7 +210,12 @@ impl PinLedger {
 
     /// A mapping of the plugin is about to end.
     pub(super) fn disown(&self, start: usize) {
-        let gone = self.books().owned.remove(&start);
+        let gone = {
+            let mut books = self.books();
+            let gone = books.owned.remove(&start);
+            books.tidy();
+            gone
+        };
         if let Some((_, purpose, pins)) = gone
             && let Some((_, pin)) = pins.first()
         {
@@ -267,6 +282,7 @@ impl PinLedger {
         {
             pins.retain(|(n, _)| *n != number);
         }
+        books.tidy();
     }
 
     /// What is recorded about any part of a range, a line each.

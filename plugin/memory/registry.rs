@@ -38,6 +38,7 @@ pub struct Usage {
     bytes: AtomicU64,
     most_live: AtomicU64,
     most_bytes: AtomicU64,
+    failed: AtomicU64,
 }
 
 impl Usage {
@@ -56,6 +57,11 @@ impl Usage {
     /// Registrations that are live, and their bytes.
     pub fn live(&self) -> (u64, u64) {
         (self.live.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// Registrations that the verb refused, those of a diagnosis included.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// The most there ever were at once.
@@ -209,7 +215,10 @@ impl Registry {
         // In the books before the kernel is asked, so that the order is right there too.
         let pin = Pin::registration(&self.device, MemoryRegion::api(&self.pd, access));
         let pin = PinLedger::process().pin(start..end, pin, &[])?;
-        let region = MemoryRegion::register(&self.pd, start, end - start, access)?;
+        let region =
+            MemoryRegion::register(&self.pd, start, end - start, access).inspect_err(|_| {
+                self.usage.failed.fetch_add(1, Ordering::Relaxed);
+            })?;
         self.usage.add((end - start) as u64);
         tracing::debug!(
             device = &*self.device,
@@ -244,7 +253,10 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         let end = addr.checked_add(len).ok_or_else(|| wraps(addr, len))?;
-        let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)?;
+        let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)
+            .inspect_err(|_| {
+                self.usage.failed.fetch_add(1, Ordering::Relaxed);
+            })?;
         self.registrations.fetch_add(1, Ordering::Relaxed);
         self.usage.add(len as u64);
         tracing::debug!(

@@ -29,6 +29,7 @@ pub struct Connecting {
     handle: Handle,
     setup: Option<Setup>,
     traffic_class: Option<u8>,
+    comm_id: Option<u64>,
     stage: Stage,
     /// When the attempt is given up.
     pub deadline: Instant,
@@ -73,6 +74,7 @@ impl Connecting {
         rails: Vec<Rail>,
         handle: Handle,
         traffic_class: Option<u8>,
+        comm_id: Option<u64>,
     ) -> Result<Self> {
         let settings = &transport.settings;
         let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
@@ -84,6 +86,7 @@ impl Connecting {
             transport: Arc::clone(transport),
             setup: Some(setup),
             traffic_class,
+            comm_id,
             // The first call dials.
             stage: Stage::Pause(Instant::now()),
             polled: Instant::now(),
@@ -259,8 +262,12 @@ impl Connecting {
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
-        let whose =
-            Whose { direction: Direction::Send, peer: peer.clone(), spare: Spare::default() };
+        let whose = Whose {
+            direction: Direction::Send,
+            peer: peer.clone(),
+            comm_id: self.comm_id,
+            spare: Spare::default(),
+        };
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("sending end ready: {}", comm.peer());

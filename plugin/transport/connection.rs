@@ -103,13 +103,11 @@ impl Setup {
             )));
         }
         let registries: Vec<_> = rails.iter().map(|r| &r.open.registry).collect();
-        let (piece, registered) = Piece::registered(
-            grid_and_records_bytes(stride),
-            Purpose::Credits,
-            Access::REMOTE_WRITE,
-            &registries,
-            transport.fallback(),
-        )?;
+        let bytes = grid_and_records_bytes(stride);
+        let (access, fallback) = (Access::REMOTE_WRITE, transport.fallback());
+        let (piece, registered) =
+            Piece::registered(bytes, Purpose::Credits, access, &registries, fallback)
+                .map_err(|e| transport.explain_own(e, &rails, bytes))?;
         let (fifo, records) = grid_and_records(&piece, stride);
         let mut cqs = Vec::new();
         for (index, rail) in rails.iter().enumerate() {

@@ -56,13 +56,11 @@ impl FlushQp {
         let settings = &transport.settings;
         let registry = &rail.open.registry;
         let port = &rail.address;
-        let (scratch, registered) = Piece::registered(
-            size_of::<u32>(),
-            Purpose::FlushScratch,
-            Access::LOCAL,
-            &[registry],
-            transport.fallback(),
-        )?;
+        let bytes = size_of::<u32>();
+        let (access, fallback) = (Access::LOCAL, transport.fallback());
+        let (scratch, registered) =
+            Piece::registered(bytes, Purpose::FlushScratch, access, &[registry], fallback)
+                .map_err(|e| transport.explain_own(e, std::slice::from_ref(rail), bytes))?;
         let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
         let qp = QueuePair::new(registry.pd(), cq, caps)?;
         qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;

@@ -36,6 +36,8 @@ pub struct Listener {
     transport: Arc<Transport>,
     socket: TcpListener,
     nonce: u64,
+    /// NCCL's identifier of the communicator, where the table version tells it.
+    comm_id: Option<u64>,
     rails: Vec<Rail>,
     strangers: Vec<(Channel, Instant)>,
     accepting: Option<Accepting>,
@@ -66,6 +68,7 @@ impl Listener {
     pub fn new(
         transport: &Arc<Transport>,
         rails: Vec<Rail>,
+        comm_id: Option<u64>,
         handle: &mut [u8; HANDLE_BYTES],
     ) -> Result<Self> {
         let settings = &transport.settings;
@@ -88,6 +91,7 @@ impl Listener {
             transport: Arc::clone(transport),
             socket,
             nonce,
+            comm_id,
             rails,
             strangers: Vec::new(),
             accepting: None,
@@ -291,8 +295,12 @@ impl Listener {
             max_inline,
             spare: Spare::default(),
         };
-        let whose =
-            Whose { direction: Direction::Receive, peer: peer.clone(), spare: route.spare.clone() };
+        let whose = Whose {
+            direction: Direction::Receive,
+            peer: peer.clone(),
+            comm_id: self.comm_id,
+            spare: route.spare.clone(),
+        };
         let comm =
             RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("receiving end ready: {}", comm.peer());

@@ -42,7 +42,11 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Bytes that are set aside on a machine at risk, within the limit: the host buffers of some thirty connections.
+const AHEAD: usize = 256 << 20;
 
 /// Everything of this process that connections share: settings, the verbs library, devices, the event watcher.
 ///
@@ -61,6 +65,8 @@ pub struct Transport {
     reporter: Reporter,
     /// Why this machine may refuse to pin memory that CUDA pinned before, if it may.
     risk: Option<String>,
+    /// Whether memory was set aside since something began to use the plugin, or that was tried.
+    prepared: AtomicBool,
 }
 
 impl Transport {
@@ -82,6 +88,7 @@ impl Transport {
             arena: Arena::new(settings.bounce_bytes),
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
+            prepared: AtomicBool::new(false),
             machine,
             settings,
             verbs,
@@ -109,6 +116,12 @@ impl Transport {
             tracing::info!("no usable RDMA port on this host ({library})");
         } else {
             tracing::info!("using {} through {library}", names.join(", "));
+        }
+        let memlock = host::limits::memlock();
+        if !names.is_empty() && memlock.soft.is_some() {
+            tracing::info!(
+                "memory lock limit in bytes: {memlock}; each registration counts against it"
+            );
         }
     }
 
@@ -151,7 +164,7 @@ impl Transport {
     /// Called when the plugin starts or is about to be used; a failure is told and is not fatal.
     pub fn prepare(&self) {
         let Some(risk) = self.risk.as_ref().filter(|_| self.fallback().is_some()) else { return };
-        if self.arena.is_set_aside() {
+        if self.prepared.swap(true, Ordering::Relaxed) {
             return;
         }
         let ports = self.devices().all_ports().to_vec();
@@ -166,9 +179,9 @@ impl Transport {
         if registries.is_empty() {
             return;
         }
-        match self.arena.set_aside(&registries) {
+        match self.arena.set_aside(AHEAD, &registries) {
             Ok(()) => tracing::info!(
-                "{} bytes (PINRAIL_BOUNCE_BYTES) are pinned ahead for buffers that cannot be: {risk}",
+                "{} bytes are pinned ahead for buffers that cannot be pinned later: {risk}",
                 self.arena.bytes()
             ),
             Err(e) => tracing::warn!("no memory is pinned ahead, although {risk}: {e}"),
@@ -178,6 +191,7 @@ impl Transport {
     /// Gives back what nothing uses any more. Called when the last communicator is gone.
     pub fn idle(&self) {
         self.arena.let_go();
+        self.prepared.store(false, Ordering::Relaxed);
     }
 }
 
@@ -186,6 +200,8 @@ impl Transport {
 struct Whose {
     direction: Direction,
     peer: Peer,
+    /// NCCL's identifier of the communicator, where the table version tells it.
+    comm_id: Option<u64>,
     /// Where a receiving end finds its table of copies.
     spare: Spare,
 }

@@ -2,14 +2,16 @@
 //! help reached through copies.
 
 use super::device::Rail;
-use super::{CommShared, Transport};
+use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::error::{Error, Result};
-use crate::memory::bounce::{Bounced, CHUNK, Chunks, copy_rate};
-use crate::memory::diagnosis::{Attempt, DeviceLimits, Direction, Failure, Live, Report, diagnose};
-use crate::memory::ledger::PinLedger;
+use crate::memory::bounce::{Bounced, Chunks, copy_rate};
+use crate::memory::diagnosis::{
+    Attempt, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
+};
+use crate::memory::ledger::{PinLedger, Purpose};
 use crate::memory::registry::{Registered, Registry};
-use crate::memory::{GateState, Given, Region, RegionKind};
+use crate::memory::{GateState, Given, PageOwned, Region, RegionKind};
 use crate::verbs::mr::Access;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -100,12 +102,8 @@ impl CommShared {
             && kind == RegionKind::Host
             && self.transport.arena.is_set_aside();
         let fallback = self.transport.fallback().filter(|_| report.bounce_may_help() || ahead);
-        let fails = |why: &str, error: &Error| {
-            self.transport.reporter.tell(&report, why);
-            error.repeated()
-        };
         let Some(arena) = fallback else {
-            return Err(fails("the registration fails", &refused.error));
+            return Err(self.transport.fails(&report, "the registration fails", refused.error));
         };
         let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
         let bounced = match self.whose.direction {
@@ -117,11 +115,12 @@ impl CommShared {
         match bounced {
             Ok(bounced) => {
                 self.whose.spare.provide();
-                self.transport.reporter.tell(&report, &meanwhile(self.whose.direction));
+                self.transport.reporter.tell(&report, &Outcome::GoesOn(meanwhile()));
                 Ok(self.regions.add_bounced(addr, len, bounced))
             }
             Err(e) => {
-                Err(fails(&format!("copies cannot stand in ({e}), the registration fails"), &e))
+                let what = format!("the registration fails, because copies cannot stand in: {e}");
+                Err(self.transport.fails(&report, &what, e))
             }
         }
     }
@@ -197,7 +196,8 @@ impl CommShared {
             refused.retry = Some(Attempt { verb, access, errno });
             if let Ok(registered) = second {
                 let report = self.diagnose(wanted, &refused);
-                self.transport.reporter.tell(&report, "memory is registered without them");
+                let outcome = Outcome::GoesOn("memory is registered without them".to_owned());
+                self.transport.reporter.tell(&report, &outcome);
                 return Ok(Ok(registered));
             }
         }
@@ -207,11 +207,45 @@ impl CommShared {
     /// Finds out why, and tells.
     fn explain(&self, wanted: Wanted, refused: Refused<'_>) -> Error {
         let report = self.diagnose(wanted, &refused);
-        self.transport.reporter.tell(&report, "the registration fails");
-        refused.error.repeated()
+        self.transport.fails(&report, "the registration fails", refused.error)
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>) -> Report {
+        self.transport.diagnose(wanted, refused, Some(&self.whose))
+    }
+}
+
+impl Transport {
+    /// Finds out why memory of the plugin's own, `len` bytes, could not be registered with `rails`, and tells. Any other
+    /// error, and one that is over when other memory is tried, is left as it is.
+    pub(crate) fn explain_own(&self, error: Error, rails: &[Rail], len: usize) -> Error {
+        if !error.failed_verb().is_some_and(|verb| verb.starts_with("ibv_reg_mr")) {
+            return error;
+        }
+        let Ok(pages) = PageOwned::new(len, Purpose::Probe) else { return error };
+        let access = Access::REMOTE_WRITE;
+        for rail in rails {
+            let tried = rail.open.registry.register_alone(pages.addr(), pages.len(), access);
+            let Err(error) = tried else { continue };
+            let kind = RegionKind::Host;
+            let wanted = Wanted { addr: pages.addr(), len: pages.len(), kind, dmabuf: None };
+            let refused = Refused { rail, access, error, retry: None };
+            let report = self.diagnose(wanted, &refused, None);
+            return self.fails(&report, "the connection cannot be made", refused.error);
+        }
+        error
+    }
+
+    /// Tells a diagnosis after which a call fails. What was told as a warning is not logged again with the error.
+    fn fails(&self, report: &Report, what: &str, error: Error) -> Error {
+        if self.reporter.tell(report, &Outcome::Fails(what.to_owned())) {
+            error.repeated()
+        } else {
+            error
+        }
+    }
+
+    fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>, whose: Option<&Whose>) -> Report {
         let Refused { rail, access, error, retry } = refused;
         let registry = &rail.open.registry;
         let usage = registry.usage();
@@ -225,8 +259,7 @@ impl CommShared {
             verb,
             errno: error.errno().unwrap_or(libc::EIO),
             access: access.bits().cast_unsigned(),
-            optional_demanded: self.transport.settings.relaxed_ordering
-                == RelaxedOrdering::Required,
+            optional_demanded: self.settings.relaxed_ordering == RelaxedOrdering::Required,
             retry: *retry,
             address: wanted.addr as u64,
             length: wanted.len as u64,
@@ -240,27 +273,22 @@ impl CommShared {
             },
             live: Live { regions, bytes, peak_regions, peak_bytes },
             own_pinned: Some(PinLedger::process().pinned_bytes()),
-            direction: Some(self.whose.direction),
-            peer: Some(self.whose.peer.to_string()),
-            comm: None,
+            direction: whose.map(|whose| whose.direction),
+            peer: whose.map(|whose| whose.peer.to_string()),
+            comm: whose.and_then(|whose| whose.comm_id),
         };
-        diagnose(&self.transport.machine, failure, |addr, len| {
+        diagnose(&self.machine, failure, |addr, len| {
             registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
         })
     }
 }
 
 /// What a warning says about copies.
-fn meanwhile(direction: Direction) -> String {
-    let rate = copy_rate().map_or_else(String::new, |bytes| {
-        let (ns, mb) = (CHUNK as u64 * 1_000_000_000 / bytes, bytes / 1_000_000);
-        format!("; a copy of {} KiB takes {} us here ({mb} MB/s)", CHUNK >> 10, ns / 1000)
-    });
-    match direction {
-        Direction::Send => format!("its data are copied into memory that was pinned first{rate}"),
-        Direction::Receive => format!(
-            "its data arrive in memory that was pinned first and are copied from there{rate}; such a copy cannot keep \
-             the 128-byte lines of LL128 whole: set NCCL_PROTO=^LL128"
-        ),
-    }
+fn meanwhile() -> String {
+    let rate = copy_rate()
+        .map_or_else(String::new, |bytes| format!(" (at {} MB/s here)", bytes / 1_000_000));
+    format!(
+        "data are copied through memory that was pinned first{rate}; that tears the 128-byte lines of LL128: set \
+         NCCL_PROTO=^LL128"
+    )
 }

@@ -1,0 +1,178 @@
+//! Telling a diagnosis: one line in the log, one file for each event.
+
+use super::report::Report;
+use super::verdict::Cause;
+use crate::config::Settings;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Files that one process writes; a job that fails for ever must not fill a disk.
+const MOST_FILES: u32 = 64;
+/// Pairs of cause and device that are remembered. Beyond them nothing is told at WARN.
+const MOST_TOLD: usize = 256;
+
+/// What comes of a failed registration: one clause without a full stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller gets what it asked for in another way.
+    GoesOn(String),
+    /// The caller gets an error.
+    Fails(String),
+}
+
+/// Tells diagnoses. One for the whole process.
+#[derive(Debug, Default)]
+pub struct Reporter {
+    folder: Option<PathBuf>,
+    files: AtomicU32,
+    complained: AtomicBool,
+    told: Mutex<HashSet<(Cause, bool, String)>>,
+}
+
+impl Reporter {
+    /// One that writes where the settings say.
+    pub fn from_settings(settings: &Settings) -> Self {
+        Self { folder: settings.report_dir.clone(), ..Self::default() }
+    }
+
+    /// Writes the record and one line in the log, with what the plugin does about it. The first line about a cause on a
+    /// device is a warning, and so is the first after which something fails; later ones are for debugging. Returns
+    /// whether it was told as a warning. A record that cannot be written is one warning and nothing else.
+    pub fn tell(&self, report: &Report, outcome: &Outcome) -> bool {
+        let record = self.write(report);
+        let record = record.as_ref().map_or_else(|| "none".into(), |path| path.to_string_lossy());
+        let verdict = report.verdict();
+        let (cause, confidence) = (verdict.cause.word(), verdict.confidence.word());
+        let errno = report.failure().errno;
+        let (meanwhile, fails) = match outcome {
+            Outcome::GoesOn(how) => (how, false),
+            Outcome::Fails(what) => (what, true),
+        };
+        let text =
+            format!("{}. Meanwhile: {meanwhile}. Asked for: {}", report.line(), report.asked());
+        let first = self.is_first(verdict.cause, fails, &report.failure().device);
+        if first {
+            tracing::warn!(cause, confidence, errno, %record, "{text}");
+        } else {
+            tracing::debug!(cause, confidence, errno, %record, "{text}");
+        }
+        first
+    }
+
+    /// Whether nothing was told yet about this cause and kind of outcome on this device.
+    fn is_first(&self, cause: Cause, fails: bool, device: &str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.len() < MOST_TOLD && told.insert((cause, fails, device.to_owned()))
+    }
+
+    /// Writes the record; `None`: none is wanted, enough were written, or it cannot be.
+    fn write(&self, report: &Report) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?;
+        let number = self.files.fetch_add(1, Ordering::Relaxed);
+        if number >= MOST_FILES {
+            // The count stays where it is, however often this is asked.
+            self.files.store(MOST_FILES, Ordering::Relaxed);
+            return None;
+        }
+        let mut text = format!("{:#}", report.json());
+        text.push('\n');
+        let pid = std::process::id();
+        let name = |n: u32| format!("pinrail-registration-{}-{pid}-{n}.json", hostname());
+        match write_new(folder, name, number, text.as_bytes()) {
+            Ok(name) => Some(folder.join(name)),
+            Err(error) => {
+                if !self.complained.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "no record of failed registrations in {} (PINRAIL_REPORT_DIR): {error}",
+                        folder.display()
+                    );
+                }
+                None
+            }
+        }
+    }
+}
+
+/// The name of the host as part of a file name.
+pub(super) fn hostname() -> String {
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_string_lossy();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = name.chars().take(64).map(plain).collect();
+    if name.is_empty() { "unknown".into() } else { name }
+}
+
+/// Writes a new file that nobody sees before it is whole, under the first free of the names from `number` on. Follows
+/// no link and replaces nothing.
+fn write_new(
+    folder: &PathBuf,
+    name: impl Fn(u32) -> String,
+    number: u32,
+    bytes: &[u8],
+) -> io::Result<String> {
+    // Numbers of an earlier load of the library in this process, or of a process that had this pid before.
+    const ATTEMPTS: u32 = 1024;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
+    let folder = folder.as_fd();
+    let mut numbers = number..number.saturating_add(ATTEMPTS);
+    let temporary = numbers.find_map(|number| {
+        match Temporary::new(folder, format!(".{}.tmp", name(number)), bytes) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            result => Some(result.map(|temporary| (number, temporary))),
+        }
+    });
+    let (number, temporary) = temporary.unwrap_or_else(|| Err(Errno::EXIST.into()))?;
+    for number in number..number.saturating_add(ATTEMPTS) {
+        let name = name(number);
+        match temporary.publish(&name) {
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(()) => return Ok(name),
+        }
+    }
+    Err(Errno::EXIST.into())
+}
+
+/// A file under a name that nobody looks for; removed with the value if it is still there.
+struct Temporary<'a> {
+    folder: BorrowedFd<'a>,
+    name: String,
+}
+
+impl<'a> Temporary<'a> {
+    fn new(folder: BorrowedFd<'a>, name: String, bytes: &[u8]) -> io::Result<Self> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder, &*name, flags, Mode::RUSR | Mode::WUSR)?;
+        let temporary = Self { folder, name };
+        File::from(file).write_all(bytes)?;
+        Ok(temporary)
+    }
+
+    /// Gives the file its name, unless that is taken.
+    fn publish(&self, name: &str) -> Result<(), Errno> {
+        let (folder, old) = (self.folder, &*self.name);
+        match rustix::fs::renameat_with(folder, old, folder, name, RenameFlags::NOREPLACE) {
+            // Network file systems know links only.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                rustix::fs::linkat(folder, old, folder, name, AtFlags::empty())
+            }
+            result => result,
+        }
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        // After a rename it is gone, which is right.
+        let _ = rustix::fs::unlinkat(self.folder, &*self.name, AtFlags::empty());
+    }
+}
