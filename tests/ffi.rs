@@ -296,6 +296,33 @@ programs! {
         ],
         once: [set_aside_with_every_device, machines]
     }
+    hostmem {
+        each: [
+            any_part_is_registered_already,
+            before_init,
+            outlives_everything,
+            twenty_times,
+            freed_while_registered,
+            many_threads,
+            no_device_and_nccl,
+        ],
+        once: [
+            devices_first_then_the_gpu,
+            the_other_order_fails,
+            without_a_gpu,
+            the_gpu_refuses,
+            freed_by_another_thread,
+            a_device_refuses,
+            a_device_without_relaxed_ordering,
+            relaxed_ordering_is_demanded,
+            sizes_and_huge_pages,
+            wrong_arguments,
+            wrong_pointers,
+            child_of_a_fork_is_refused,
+            no_verbs_library,
+            no_device,
+        ]
+    }
     closing {
         each: [
             any_order_when_idle,
@@ -537,6 +564,10 @@ mod valgrind {
     #[test]
     fn memory_set_aside() {
         finds_nothing("bounce_ahead", "set_aside", 12);
+    }
+    #[test]
+    fn memory_that_outlives_the_library() {
+        finds_nothing("hostmem", "outlives_everything", 12);
     }
     #[test]
     fn a_failing_communicator() {

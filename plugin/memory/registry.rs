@@ -27,6 +27,8 @@ pub struct Registered {
     usage: Arc<Usage>,
     // After the region: the books say that a pin is held as long as it is.
     _pin: Option<PinRecord>,
+    /// Memory that is kept by whoever uses its registration. Last: nothing of it is in use or in the books any more.
+    memory: Option<Arc<PageOwned>>,
 }
 
 /// What registrations of one protection domain amount to.
@@ -154,6 +156,26 @@ impl Registry {
         self.register(pages.addr(), pages.len(), access)
     }
 
+    /// As [`Self::register_owned`], for memory that others will register parts of: each of them is served by this
+    /// registration and keeps the memory mapped, even after its owner let go.
+    ///
+    /// # Errors
+    /// The verb fails.
+    pub fn register_kept(
+        self: &Arc<Self>,
+        pages: &Arc<PageOwned>,
+        access: Access,
+    ) -> Result<Arc<Registered>> {
+        // Never shared with one that exists: that would be of memory which was at this address before.
+        let mut new = self.register_alone(pages.addr(), pages.len(), access)?;
+        new.shared_in = Arc::downgrade(self);
+        new.memory = Some(Arc::clone(pages));
+        let new = Arc::new(new);
+        self.ranges().add(new.start, new.end, access, &new);
+        self.registrations.fetch_add(1, Ordering::Relaxed);
+        Ok(new)
+    }
+
     /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
     /// page-rounded range.
     ///
@@ -213,6 +235,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: Some(pin),
+            memory: None,
         })
     }
 
@@ -252,6 +275,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: None,
+            memory: None,
         }))
     }
 
