@@ -124,6 +124,21 @@ static bool is_mapped_at(void *address)
     return mincore(address, 1, &resident) == 0;
 }
 
+/* As expect_gone, but for address space: threads of a program leave some of it with the C library. */
+static void expect_gone_but_space(struct census before)
+{
+    if (is_mapped("libnccl-net-pinrail")) FAIL("the library is still mapped");
+    WAIT_UNTIL(census_take().threads == before.threads, "the last thread to leave the list");
+    if (census_take().descriptors != before.descriptors) census_print("left over");
+    CHECK_EQ(census_take().descriptors, before.descriptors);
+    struct rnic_counts counts = rnic_counts();
+    CHECK_EQ(counts.mrs, 0);
+    CHECK_EQ(counts.qps, 0);
+    CHECK_EQ(counts.cqs, 0);
+    CHECK_EQ(counts.pds, 0);
+    CHECK_EQ(counts.contexts, 0);
+}
+
 /* One message from one place to another, both in memory of pinrail_host_alloc, registered as `type`. */
 static void move(const struct pair *pair, uint8_t *from, uint8_t *to, size_t size, int type, uint64_t key)
 {
@@ -719,7 +734,7 @@ static void many_threads(int version)
     }
     for (int i = 0; i < THREADS; i++) CHECK_EQ(pthread_join(threads[i], NULL), 0);
     api_unload(&api);
-    expect_gone(before);
+    expect_gone_but_space(before);
 }
 
 /* ---- nothing to pin with -------------------------------------------------------------------------------------- */
