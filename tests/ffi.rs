@@ -299,7 +299,7 @@ programs! {
             too_large_after_others,
             in_the_wrong_place_only,
         ],
-        once: [set_aside_with_every_device, machines]
+        once: [set_aside_with_every_device, machines, slow_registrations]
     }
     hostmem {
         each: [
