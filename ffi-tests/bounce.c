@@ -9,13 +9,13 @@
 #include "held.h"
 
 /* What the plugin copies through: pieces of a message on the sending end, and so many of them at once. */
-enum { CHUNK = 128 << 10, CHUNKS = 16 };
+enum { CHUNK = 256 << 10, CHUNKS = 16 };
 enum { DEPTH = NCCL_NET_MAX_REQUESTS, MEMBERS = NCCL_NET_MAX_RECVS };
 
 /* ---- sizes --------------------------------------------------------------------------------------------------- */
 
 static const size_t sizes[] = {0,     1,     2,     7,     8,     9,      63,     64,     65,     127,     128,           129,          1000,
-                               4095,  4096,  4097,  65535, 65537, 131071, 131072, 131073, 300000, 1 << 20, (1 << 20) + 1, (3 << 20) + 5};
+                               4095,  4096,  4097,  65535, 65537, CHUNK - 1, CHUNK, CHUNK + 1, 300000, 1 << 20, (1 << 20) + 1, (3 << 20) + 5};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
 /* Each size between buffers of just that size, as it is, sent smaller than asked for, and asked for smaller than sent. */
@@ -242,7 +242,7 @@ static void outside_the_range(int version)
 
 static void all_ways(const struct pair *pair)
 {
-    static const size_t some[] = {0, 1, 129, 4097, 131073, 300000, (1 << 20) + 1, (3 << 20) + 5};
+    static const size_t some[] = {0, 1, 129, 4097, CHUNK + 1, 300000, (1 << 20) + 1, (3 << 20) + 5};
     for (enum ends held = SENDER; held <= BOTH; held++)
         for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
             bool at_sender = held & SENDER, at_receiver = held & RECEIVER;

@@ -161,7 +161,7 @@ static void set_aside_too_little(int version)
     void *mr = GARBAGE;
     machine_new();
     machine_write("meminfo", with_cma);
-    setenv("PINRAIL_BOUNCE_BYTES", "4194304", 1);
+    setenv("PINRAIL_BOUNCE_BYTES", "8388608", 1);
     net_start(&net, version);
     pair_open(&net, 0, &pair);
     rnic_fail_registrations_from(1);

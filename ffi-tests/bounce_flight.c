@@ -9,7 +9,7 @@
 #include "held.h"
 
 /* What the plugin copies through: pieces of a message on the sending end, and so many of them at once. */
-enum { CHUNK = 128 << 10, CHUNKS = 16 };
+enum { CHUNK = 256 << 10, CHUNKS = 16 };
 enum { DEPTH = NCCL_NET_MAX_REQUESTS, MEMBERS = NCCL_NET_MAX_RECVS };
 
 /* ---- windows ------------------------------------------------------------------------------------------------- */
@@ -187,7 +187,7 @@ static void more_groups_than_room(int version)
  * receives that fill it, whatever their sizes; where the device writes there is room for all. */
 static void long_one_first(int version, enum ends held, int count)
 {
-    enum { LONG = 2 * CHUNKS * CHUNK + 12345, SHORT = 3000 };
+    enum { LONG = (CHUNKS + 4) * CHUNK + 12345, SHORT = 3000 };
     struct desk desk;
     void *receives[DEPTH], *sends[DEPTH];
     desk_open(&desk, version, held, LONG + DEPTH * SHORT);

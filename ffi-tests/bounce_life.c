@@ -11,7 +11,7 @@
 #include "held.h"
 
 /* What the plugin copies through: pieces of a message on the sending end, and so many of them at once. */
-enum { CHUNK = 128 << 10, CHUNKS = 16, LONG = 2 * CHUNKS * CHUNK + 12345, SHORT = 3000 };
+enum { CHUNK = 256 << 10, CHUNKS = 16, LONG = (CHUNKS + 4) * CHUNK + 12345, SHORT = 3000 };
 
 /* A connection that came later, with held buffers of its own. */
 static void works_on(const struct net *net)

@@ -20,9 +20,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Bytes of one chunk of a sending end.
-pub const CHUNK: usize = 128 << 10;
+pub const CHUNK: usize = 256 << 10;
 /// Chunks of a sending end.
 pub const CHUNKS: usize = 16;
+/// Bytes of a landing place in use beyond which another receive waits. Those that are there keep any network busy, and a
+/// place that is used again soon is still in a cache.
+const ENOUGH: usize = 8 << 20;
 /// Units that a landing place is cut into.
 const UNITS: usize = 64;
 /// Units that receives which together fill the buffer may waste, one for each member of a group.
@@ -112,10 +115,16 @@ impl Landing {
         Ok(Self { lease, unit, used: AtomicU64::new(0) })
     }
 
-    fn take(&self, addr: u64, len: usize) -> Option<Run> {
+    /// `begun`: other members of the same receive have their room already, and it must not wait half-way.
+    fn take(&self, addr: u64, len: usize, begun: bool) -> Option<Run> {
         let phase = addr % size_of::<u64>() as u64;
         let count = (len + phase as usize).div_ceil(self.unit).max(1);
-        let first = find_clear(self.used.load(Ordering::Relaxed), count)?;
+        let used = self.used.load(Ordering::Relaxed);
+        let in_use = used.count_ones() as usize * self.unit;
+        if in_use > 0 && in_use + len > ENOUGH && !begun {
+            return None;
+        }
+        let first = find_clear(used, count)?;
         let run = Run { first: first as u8, count: count as u8, phase: phase as u8 };
         self.used.fetch_or(run.mask(), Ordering::Relaxed);
         Some(run)
@@ -201,10 +210,11 @@ impl Bounced {
         self.with(|given| given.copy_in(addr as usize, lease.pages(), at, len as usize))
     }
 
-    /// Finds room for `len` bytes that are meant for `addr`; `None` if there is none now.
-    pub fn take(&self, addr: u64, len: u32) -> Option<Run> {
+    /// Finds room for `len` bytes that are meant for `addr`; `None` if there is none now. `begun`: other members of the
+    /// same receive have theirs already.
+    pub fn take(&self, addr: u64, len: u32, begun: bool) -> Option<Run> {
         let Side::Recv(landing) = &self.side else { return None };
-        landing.take(addr, len as usize)
+        landing.take(addr, len as usize, begun)
     }
 
     /// Gives room back that no peer writes to any more.
@@ -270,7 +280,8 @@ mod tests {
             cuts.sort_unstable();
             let mut runs = Vec::new();
             for pair in cuts.windows(2) {
-                let run = landing.take(0x1003 + pair[0] as u64, pair[1] - pair[0]);
+                let begun = !runs.is_empty();
+                let run = landing.take(0x1003 + pair[0] as u64, pair[1] - pair[0], begun);
                 prop_assert!(run.is_some(), "{:?} of {}", pair, len);
                 let run = run.unwrap();
                 let end = landing.offset(run) + pair[1] - pair[0];
@@ -281,6 +292,21 @@ mod tests {
             runs.into_iter().for_each(|run| landing.give(run));
             prop_assert_eq!(landing.used.load(Ordering::Relaxed), 0);
         }
+    }
+
+    #[test]
+    fn enough_is_in_flight_with_a_few_large_receives() {
+        let arena = Arena::new(64 << 20);
+        let landing = Landing::new(&arena, &[], 2 * ENOUGH).unwrap();
+        let quarter = ENOUGH / 4;
+        let runs: Vec<_> = (0..8).map_while(|_| landing.take(0x1000, quarter, false)).collect();
+        assert!((3..=4).contains(&runs.len()), "{}", runs.len());
+        assert!(
+            landing.take(0x1000, quarter, true).is_some(),
+            "the rest of a receive does not wait"
+        );
+        let alone = Landing::new(&arena, &[], 2 * ENOUGH).unwrap();
+        assert!(alone.take(0x1000, 2 * ENOUGH, false).is_some(), "one that is alone does not wait");
     }
 
     #[test]
@@ -302,7 +328,7 @@ mod tests {
         let chunks = Chunks::new(&arena, &[]).unwrap();
         let out = Bounced::send(sent, &chunks);
         let back = Bounced::receive(received, &arena, &[]).unwrap();
-        let run = back.take(addr, 64).unwrap();
+        let run = back.take(addr, 64, false).unwrap();
         assert!(out.copy_in(addr, 64, 3) && back.copy_out(run, 0, addr, 64));
         out.close();
         back.close();

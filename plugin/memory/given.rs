@@ -89,12 +89,18 @@ impl Given {
         bytes(0..head);
         // SAFETY: inside, like the copies above; the source may be unaligned.
         let (target, source) = unsafe { (to.add(head).cast::<AtomicU64>(), from.add(head)) };
-        let source = source.cast::<[u8; WORD]>();
+        let aligned = source.align_offset(WORD) == 0;
         for index in 0..words {
             // SAFETY: `index` is below the number of words that both ranges hold, and the target is aligned by the
             // choice of `head`. Whoever looks meanwhile sees words.
             unsafe {
-                let value = u64::from_ne_bytes(source.add(index).read_volatile());
+                let value = if aligned {
+                    source.cast::<AtomicU64>().add(index).as_ref().load(Ordering::Relaxed)
+                } else {
+                    // Eight loads of a byte each, and several times slower; places that a peer writes to are aligned
+                    // like what they stand for.
+                    u64::from_ne_bytes(source.cast::<[u8; WORD]>().add(index).read_volatile())
+                };
                 target.add(index).as_ref().store(value, Ordering::Relaxed);
             }
         }

@@ -75,7 +75,7 @@ impl Copies {
         to: u64,
         len: u32,
     ) -> Option<(u64, [u32; MAX_RAILS])> {
-        let run = bounced.take(to, len)?;
+        let run = bounced.take(to, len, self.holds(slot))?;
         let place = (bounced.landing_addr(run), bounced.landing_rkeys());
         self.jobs[slot % SLOTS][member % MEMBERS] = Some(Job { bounced, run, to, len, done: 0 });
         self.waiting |= 1 << (slot % SLOTS);
