@@ -23,9 +23,10 @@ use std::time::Instant;
 pub const CHUNK: usize = 256 << 10;
 /// Chunks of a sending end.
 pub const CHUNKS: usize = 16;
-/// Bytes of a landing place in use beyond which another receive waits. Those that are there keep any network busy, and a
-/// place that is used again soon is still in a cache.
-const ENOUGH: usize = 8 << 20;
+/// Bytes of a landing place in use beyond which another receive waits, unless there is one only: data of the next shall
+/// arrive while the one before is copied. More would keep no network busier, and a place that is used again soon is still
+/// in a cache.
+const ENOUGH: u64 = 8 << 20;
 /// Units that a landing place is cut into.
 const UNITS: usize = 64;
 /// Units that receives which together fill the buffer may waste, one for each member of a group.
@@ -65,8 +66,11 @@ struct Landing {
     lease: Lease,
     /// Bytes of one of the units.
     unit: usize,
-    /// A bit for each unit in use. Changed by the thread that moves data only.
+    /// A bit for each unit in use. Changed by the thread that moves data only, like the next.
     used: AtomicU64,
+    /// Bytes of what they were taken for, and how often that was.
+    bytes: AtomicU64,
+    runs: AtomicU64,
 }
 
 /// Adjacent units of a landing place.
@@ -77,6 +81,8 @@ pub struct Run {
     /// Where in the first unit the data begin: as far from a word boundary as in the buffer, so that words are copied
     /// whole.
     phase: u8,
+    /// Bytes of data.
+    len: u32,
 }
 
 impl Run {
@@ -112,26 +118,35 @@ impl Landing {
     fn new(arena: &Arc<Arena>, registries: &[Arc<Registry>], len: usize) -> Result<Self> {
         let unit = Self::unit(len);
         let lease = arena.lend(unit * UNITS, registries)?;
-        Ok(Self { lease, unit, used: AtomicU64::new(0) })
+        Ok(Self {
+            lease,
+            unit,
+            used: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            runs: AtomicU64::new(0),
+        })
     }
 
     /// `begun`: other members of the same receive have their room already, and it must not wait half-way.
-    fn take(&self, addr: u64, len: usize, begun: bool) -> Option<Run> {
+    fn take(&self, addr: u64, len: u32, begun: bool) -> Option<Run> {
         let phase = addr % size_of::<u64>() as u64;
-        let count = (len + phase as usize).div_ceil(self.unit).max(1);
-        let used = self.used.load(Ordering::Relaxed);
-        let in_use = used.count_ones() as usize * self.unit;
-        if in_use > 0 && in_use + len > ENOUGH && !begun {
+        let count = (len as usize + phase as usize).div_ceil(self.unit).max(1);
+        let bytes = self.bytes.load(Ordering::Relaxed) + u64::from(len);
+        if self.runs.load(Ordering::Relaxed) > 1 && bytes > ENOUGH && !begun {
             return None;
         }
-        let first = find_clear(used, count)?;
-        let run = Run { first: first as u8, count: count as u8, phase: phase as u8 };
+        let first = find_clear(self.used.load(Ordering::Relaxed), count)?;
+        let run = Run { first: first as u8, count: count as u8, phase: phase as u8, len };
         self.used.fetch_or(run.mask(), Ordering::Relaxed);
+        self.bytes.fetch_add(len.into(), Ordering::Relaxed);
+        self.runs.fetch_add(1, Ordering::Relaxed);
         Some(run)
     }
 
     fn give(&self, run: Run) {
         self.used.fetch_and(!run.mask(), Ordering::Relaxed);
+        self.bytes.fetch_sub(run.len.into(), Ordering::Relaxed);
+        self.runs.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Where in the lease a run's data begin.
@@ -214,7 +229,7 @@ impl Bounced {
     /// same receive have theirs already.
     pub fn take(&self, addr: u64, len: u32, begun: bool) -> Option<Run> {
         let Side::Recv(landing) = &self.side else { return None };
-        landing.take(addr, len as usize, begun)
+        landing.take(addr, len, begun)
     }
 
     /// Gives room back that no peer writes to any more.
@@ -281,7 +296,8 @@ mod tests {
             let mut runs = Vec::new();
             for pair in cuts.windows(2) {
                 let begun = !runs.is_empty();
-                let run = landing.take(0x1003 + pair[0] as u64, pair[1] - pair[0], begun);
+                let len = (pair[1] - pair[0]) as u32;
+                let run = landing.take(0x1003 + pair[0] as u64, len, begun);
                 prop_assert!(run.is_some(), "{:?} of {}", pair, len);
                 let run = run.unwrap();
                 let end = landing.offset(run) + pair[1] - pair[0];
@@ -291,22 +307,24 @@ mod tests {
             }
             runs.into_iter().for_each(|run| landing.give(run));
             prop_assert_eq!(landing.used.load(Ordering::Relaxed), 0);
+            prop_assert_eq!(landing.bytes.load(Ordering::Relaxed), 0);
         }
     }
 
+    /// Whatever the size of the buffer, and so of a unit: what counts is the bytes.
     #[test]
     fn enough_is_in_flight_with_a_few_large_receives() {
-        let arena = Arena::new(64 << 20);
-        let landing = Landing::new(&arena, &[], 2 * ENOUGH).unwrap();
-        let quarter = ENOUGH / 4;
-        let runs: Vec<_> = (0..8).map_while(|_| landing.take(0x1000, quarter, false)).collect();
-        assert!((3..=4).contains(&runs.len()), "{}", runs.len());
-        assert!(
-            landing.take(0x1000, quarter, true).is_some(),
-            "the rest of a receive does not wait"
-        );
-        let alone = Landing::new(&arena, &[], 2 * ENOUGH).unwrap();
-        assert!(alone.take(0x1000, 2 * ENOUGH, false).is_some(), "one that is alone does not wait");
+        let (quarter, all) = ((ENOUGH / 4) as u32, ENOUGH as u32);
+        for size in [4, 20] {
+            let arena = Arena::new(1 << 30);
+            let landing = Landing::new(&arena, &[], size * ENOUGH as usize).unwrap();
+            let runs: Vec<_> = (0..8).map_while(|_| landing.take(0x1000, quarter, false)).collect();
+            assert_eq!(runs.len(), 4);
+            assert!(landing.take(0x1000, quarter, true).is_some(), "the rest of a receive waits");
+            let other = Landing::new(&arena, &[], size * ENOUGH as usize).unwrap();
+            let large = [(); 3].map(|()| other.take(0x1000, all, false).is_some());
+            assert_eq!(large, [true, true, false]);
+        }
     }
 
     #[test]
