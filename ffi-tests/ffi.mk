@@ -8,14 +8,16 @@ FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
 FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
 	-Wshadow -fno-omit-frame-pointer -pthread
 
-FFI_SHARED := harness payload observe net pair softrnic
-FFI_HEADERS := $(wildcard $(FFI_DIR)*.h)
-FFI_PROGRAMS := $(filter-out $(FFI_SHARED),$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
+FFI_SHARED := harness payload observe net pair softrnic held
+# A CUDA driver that programs load.
+FFI_CUDA := $(FFI_OUT)/libcuda.so.1
+FFI_HEADERS := $(wildcard $(FFI_DIR)*.h) $(FFI_DIR)../include/pinrail.h
+FFI_PROGRAMS := $(filter-out $(FFI_SHARED) fakecuda,$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
 FFI_BINARIES := $(addprefix $(FFI_OUT)/,$(FFI_PROGRAMS))
 FFI_SHARED_OBJECTS := $(addprefix $(FFI_OUT)/,$(addsuffix .o,$(FFI_SHARED)))
 
 .PHONY: ffi-programs ffi-list
-ffi-programs: $(FFI_BINARIES)
+ffi-programs: $(FFI_BINARIES) $(FFI_CUDA)
 
 # The names of the programs, for tests/ffi.rs.
 ffi-list:
@@ -27,5 +29,9 @@ $(FFI_OUT)/%.o: $(FFI_DIR)%.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
 
 $(FFI_OUT)/%: $(FFI_OUT)/%.o $(FFI_SHARED_OBJECTS)
 	$(CC) $(FFI_CFLAGS) $^ -o $@ -ldl
+
+$(FFI_CUDA): $(FFI_DIR)fakecuda.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
+	@mkdir -p $(FFI_OUT)
+	$(CC) $(FFI_CFLAGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@ -ldl
 
 .PRECIOUS: $(FFI_OUT)/%.o

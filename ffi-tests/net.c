@@ -158,6 +158,21 @@ ncclResult_t net_get_properties(const struct net *net, int dev, struct net_prope
     }
 }
 
+int net_fuse(const struct net *net, int n)
+{
+    int dev = -1;
+    if (net->version >= 12) {
+        ncclNetVDeviceProps8_t props = {.ndevs = n};
+        for (int i = 0; i < n; i++) props.devs[i] = i;
+        CHECK_OK(TABLE(12)->makeVDevice(&dev, &props));
+    } else {
+        ncclNetVDeviceProps4_t props = {.ndevs = n};
+        for (int i = 0; i < n; i++) props.devs[i] = i;
+        CHECK_OK(TABLE(9)->makeVDevice(&dev, &props));
+    }
+    return dev;
+}
+
 /* ---- connections --------------------------------------------------------------------------------------------- */
 
 ncclResult_t net_listen(const struct net *net, int dev, void *handle, void **listen_comm)

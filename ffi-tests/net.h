@@ -56,6 +56,8 @@ ncclResult_t net_get_properties(const struct net *net, int dev, struct net_prope
 ncclResult_t net_get_properties_raw(const struct net *net, int dev, void *properties);
 size_t net_properties_size(int version);
 size_t net_table_size(int version);
+/* Makes a device of the first `n`; v9 and later, which take four, and eight from v12 on. Its number. */
+int net_fuse(const struct net *net, int n);
 ncclResult_t net_listen(const struct net *net, int dev, void *handle, void **listen_comm);
 ncclResult_t net_connect(const struct net *net, int dev, void *handle, void **send_comm);
 ncclResult_t net_accept(const struct net *net, void *listen_comm, void **recv_comm);

@@ -39,15 +39,20 @@ bool pair_step_(struct pair *pair, int dev, void *handle, void *listener)
     return pair->send && pair->recv;
 }
 
-void pair_open_(const struct net *net, int dev, struct pair *pair)
+void pair_open_between_(const struct net *net, int sender, int receiver, struct pair *pair)
 {
     char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
     void *listener = GARBAGE;
     *pair = (struct pair){.net = net};
-    MUST(net_listen(net, dev, handle, &listener));
+    MUST(net_listen(net, receiver, handle, &listener));
     CHECK(listener != NULL && listener != GARBAGE);
-    POLL(pair_step_(pair, dev, handle, listener), "connect and accept, driven in one loop");
+    POLL(pair_step_(pair, sender, handle, listener), "connect and accept, driven in one loop");
     MUST(net_close_listen(net, listener));
+}
+
+void pair_open_(const struct net *net, int dev, struct pair *pair)
+{
+    pair_open_between_(net, dev, dev, pair);
 }
 
 void pair_close_(struct pair *pair)

@@ -18,6 +18,8 @@ struct pair {
 };
 /* One poll of whichever side is missing; true once both are there. */
 bool pair_step_(struct pair *pair, int dev, void *handle, void *listener);
+/* `sender` and `receiver` are the devices of the two ends. */
+void pair_open_between_(const struct net *net, int sender, int receiver, struct pair *pair);
 void pair_open_(const struct net *net, int dev, struct pair *pair);
 void pair_close_(struct pair *pair);
 
@@ -46,6 +48,7 @@ ncclResult_t wait_error_(const struct net *net, void *request);
 
 /* The call site is what a failure should name. */
 #define pair_step(...) (HERE(), pair_step_(__VA_ARGS__))
+#define pair_open_between(...) (HERE(), pair_open_between_(__VA_ARGS__))
 #define pair_open(...) (HERE(), pair_open_(__VA_ARGS__))
 #define pair_close(...) (HERE(), pair_close_(__VA_ARGS__))
 #define dial(...) (HERE(), dial_(__VA_ARGS__))

@@ -12,35 +12,16 @@ enum { RAILS = 8, MEMBERS = 8 };
 /* A host with eight devices, and a device made of the first `n`; v12 takes eight, v9 to v11 four. */
 static int fused(struct net *net, int version, int n)
 {
-    int dev = -1, count = 0;
+    int count = 0;
     setenv("SOFTRNIC_DEVICES", "8", 1);
     net_start(net, version);
     CHECK_OK(net_devices(net, &count));
     CHECK_EQ(count, RAILS);
-    if (version >= 12) {
-        ncclNetVDeviceProps8_t props = {.ndevs = n};
-        for (int i = 0; i < n; i++) props.devs[i] = i;
-        CHECK_OK(((const ncclNet_v12_t *)net->table)->makeVDevice(&dev, &props));
-    } else {
-        ncclNetVDeviceProps4_t props = {.ndevs = n};
-        for (int i = 0; i < n; i++) props.devs[i] = i;
-        CHECK_OK(((const ncclNet_v9_t *)net->table)->makeVDevice(&dev, &props));
-    }
+    int dev = net_fuse(net, n);
     CHECK_EQ(dev, RAILS);
     CHECK_OK(net_devices(net, &count));
     CHECK_EQ(count, RAILS + 1);
     return dev;
-}
-
-/* A pair whose ends use different devices. */
-static void open_between(const struct net *net, int sender, int receiver, struct pair *pair)
-{
-    char handle[128] = {0};
-    void *listener = NULL;
-    *pair = (struct pair){.net = net};
-    CHECK_OK(net_listen(net, receiver, handle, &listener));
-    WAIT_UNTIL(pair_step(pair, sender, handle, listener), "a pair");
-    CHECK_OK(net_close_listen(net, listener));
 }
 
 static void messages(const struct pair *pair)
@@ -120,7 +101,7 @@ static void unequal_ends(int version)
     (void)version;
     int dev = fused(&net, 12, 3);
     for (int way = 0; way < 2; way++) {
-        open_between(&net, way ? dev : 5, way ? 5 : dev, &pair);
+        pair_open_between(&net, way ? dev : 5, way ? 5 : dev, &pair);
         messages(&pair);
         groups(&pair);
         pair_close(&pair);

@@ -33,6 +33,36 @@ struct rnic_counts rnic_counts(void)
     };
 }
 
+void rnic_keep(void)
+{
+    if (!dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL)) FAIL("dlopen: %s", dlerror());
+}
+
+void expect_clean_(struct census before)
+{
+    struct census now;
+    /* A joined thread may be in the list for the moment the kernel needs to remove it. */
+    struct deadline deadline = deadline_in(10);
+    while ((now = census_take()).threads != before.threads && !deadline_passed(&deadline)) ffi_yield();
+    if (now.threads != before.threads || now.descriptors != before.descriptors) census_print("left over");
+    CHECK_EQ(now.threads, before.threads);
+    CHECK_EQ(now.descriptors, before.descriptors);
+    if (now.megabytes > before.megabytes + 256) /* libc keeps an arena of 64 MB and a stack per thread */
+        FAIL("%d MB of address space, %d MB before", now.megabytes, before.megabytes);
+    struct rnic_counts counts = rnic_counts();
+    CHECK_EQ(counts.mrs, 0);
+    CHECK_EQ(counts.qps, 0);
+    CHECK_EQ(counts.cqs, 0);
+    CHECK_EQ(counts.pds, 0);
+}
+
+void expect_gone_(struct census before)
+{
+    if (is_mapped("libnccl-net-pinrail")) FAIL("the library is still mapped after dlclose");
+    expect_clean_(before);
+    CHECK_EQ(rnic_counts().contexts, 0);
+}
+
 void rnic_hold(bool on)
 {
     int (*hold)(int) = (int (*)(int))entry("softrnic_hold");
@@ -79,6 +109,12 @@ void rnic_unpin(void *data, size_t size)
 {
     int (*unpin)(void *, size_t) = (int (*)(void *, size_t))entry("softrnic_unpin");
     CHECK_EQ(unpin(data, size), 0);
+}
+
+void rnic_forget(void *data, size_t size)
+{
+    int (*forget)(void *, size_t) = (int (*)(void *, size_t))entry("softrnic_forget");
+    CHECK_EQ(forget(data, size), 0);
 }
 
 struct rnic_page rnic_page(const void *data)

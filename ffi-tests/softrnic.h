@@ -15,6 +15,14 @@ struct rnic_counts {
     uint64_t reads;
 };
 struct rnic_counts rnic_counts(void);
+/* Keeps the library loaded from here on, so that its counters can be read when the plugin is gone. */
+void rnic_keep(void);
+/* Nothing is left: threads and descriptors as in `before`, address space nearly so, no object of the device alive. */
+void expect_clean_(struct census before);
+/* And the plugin is gone, and no device is open. */
+void expect_gone_(struct census before);
+#define expect_clean(...) (HERE(), expect_clean_(__VA_ARGS__))
+#define expect_gone(...) (HERE(), expect_gone_(__VA_ARGS__))
 /* Holding keeps every send request of this process pending; its end lets all of them run. */
 void rnic_hold(bool on);
 /* Lets the oldest `count` held requests run; returns how many there were. */
@@ -30,6 +38,8 @@ void rnic_cma(const char *where);
 /* Pins as another driver would take them; a short one keeps a page where it is. */
 void rnic_pin(void *data, size_t size, bool longterm);
 void rnic_unpin(void *data, size_t size);
+/* What the pages were is forgotten: the map places them anew. Nobody may hold them. */
+void rnic_forget(void *data, size_t size);
 /* Where a page lies and who holds it. */
 struct rnic_page {
     uint64_t pfn;

@@ -13,42 +13,9 @@
 
 enum { TIMES = 20 };
 
-/* The software RNIC stays open over the whole case, so that its counters can be read when the plugin is gone. */
-static void *softrnic_keep(void)
-{
-    void *library = dlopen(softrnic_path(), RTLD_NOW | RTLD_LOCAL);
-    if (!library) FAIL("dlopen: %s", dlerror());
-    return library;
-}
-
-static void expect_clean(struct census before)
-{
-    struct census now;
-    /* A joined thread may be in the list for the moment the kernel needs to remove it. */
-    struct deadline deadline = deadline_in(10);
-    while ((now = census_take()).threads != before.threads && !deadline_passed(&deadline)) ffi_yield();
-    if (now.threads != before.threads || now.descriptors != before.descriptors) census_print("left over");
-    CHECK_EQ(now.threads, before.threads);
-    CHECK_EQ(now.descriptors, before.descriptors);
-    if (now.megabytes > before.megabytes + 256) /* libc keeps an arena of 64 MB and a stack per thread */
-        FAIL("%d MB of address space, %d MB before", now.megabytes, before.megabytes);
-    struct rnic_counts counts = rnic_counts();
-    CHECK_EQ(counts.mrs, 0);
-    CHECK_EQ(counts.qps, 0);
-    CHECK_EQ(counts.cqs, 0);
-    CHECK_EQ(counts.pds, 0);
-}
-
-static void expect_gone(struct census before)
-{
-    if (is_mapped("libnccl-net-pinrail")) FAIL("the library is still mapped after dlclose");
-    expect_clean(before);
-    CHECK_EQ(rnic_counts().contexts, 0);
-}
-
 static void twenty_times(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -64,7 +31,7 @@ static void twenty_times(int version)
 
 static void twenty_times_with_4_qps_and_8_pairs(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     setenv("NCCL_IB_QPS_PER_CONNECTION", "4", 1);
     for (int i = 0; i < TIMES; i++) {
@@ -82,7 +49,7 @@ static void twenty_times_with_4_qps_and_8_pairs(int version)
 
 static void twenty_times_init_only(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -109,7 +76,7 @@ static void at_rest_before_dlclose(int version)
 {
     struct net net;
     struct pair pair;
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     net_start(&net, version);
     pair_open(&net, 0, &pair);
@@ -126,7 +93,7 @@ static void at_rest_before_dlclose(int version)
 static void init_again_without_unloading(int version)
 {
     struct net net;
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     net_load(&net, version);
     for (int i = 0; i < TIMES; i++) {
@@ -151,7 +118,7 @@ static void finalize_of_another_context(int version)
     struct net net;
     struct pair pair;
     void *other = NULL;
-    softrnic_keep();
+    rnic_keep();
     net_start(&net, version);
     CHECK_OK(net_init_context(&net, 2, ffi_logger, &other));
     pair_open(&net, 0, &pair);
@@ -210,7 +177,7 @@ static void thread_outlives_the_library(int version)
 /* Failures on the way leave nothing either. */
 static void after_failures(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;
@@ -234,7 +201,7 @@ static void after_failures(int version)
 /* Work still on the device when everything is closed and unloaded. */
 static void with_work_in_flight(int version)
 {
-    softrnic_keep();
+    rnic_keep();
     struct census before = census_take();
     for (int i = 0; i < TIMES; i++) {
         struct net net;

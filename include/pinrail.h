@@ -6,6 +6,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/*
+ For pinrail_host_alloc: huge pages from the pool that the administrator set aside (hugetlb, its default page size),
+ and where the pool has not enough of them, ordinary memory in which the kernel is asked to use huge pages
+ (transparent ones). The size is rounded up to whole pages of the pool in the first case.
+ */
+#define PINRAIL_HOST_HUGE 1
+
+/*
+ For pinrail_host_alloc: the memory is not mapped for the GPU.
+ */
+#define PINRAIL_HOST_NO_CUDA 2
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -15,6 +27,63 @@ extern "C" {
  any time.
  */
 const char *pinrail_version(void);
+
+/*
+ Allocates at least `size` bytes of zeroes that every RDMA device of this host may reach, and writes the address to
+ `*out`, NULL if it fails. Each page is pinned in the order that cannot fail later: faulted in, then registered with
+ every device that pinrail uses (a long-term pin), and only then mapped for the GPU.
+
+ When the memory, or any part of it, is handed to NCCL, the registrations that were made here are used. A program and
+ NCCL must have loaded the same file for that.
+
+ size       bytes, more than 0; rounded up to whole pages. The address is the start of a page.
+ flags      0, or PINRAIL_HOST_HUGE and PINRAIL_HOST_NO_CUDA in any combination.
+ numa_node  the number of the node whose memory is preferred, or -1 for any.
+ out        where the address goes: a valid pointer.
+
+ The memory is mapped for the GPU (cuMemHostRegister, for all contexts) if the process has loaded a CUDA driver and a
+ context is current on the calling thread; else that step is left out. Without an RDMA device, or without a verbs
+ library, the memory is plain: it can be used, nothing is pinned, and nothing is mapped for the GPU.
+
+ If NCCL has not initialised the plugin, this does, with the settings of that moment: as long as any memory is
+ allocated, later changes of the environment mean nothing. Lines of the log go to NCCL's logger; before there is one,
+ warnings go to stderr.
+
+ Live memory keeps what it needs: the library stays mapped and the devices stay open, whatever NCCL finalizes and
+ whoever calls dlclose. The memory belongs to the process that allocated it: a forked child has a hole there, and both
+ functions refuse to work in a child of a process that uses the plugin.
+
+ Returns 0 or an errno value:
+ EINVAL  out is NULL, size is 0, a flag is unknown, or there is no such NUMA node with memory for this process
+ ENOMEM  there is not that much memory or address space, or it may not be pinned (`ulimit -l`)
+ EPERM   called in a forked child, or mbind is forbidden in this container and a node was asked for
+ other   a device refused the memory (the errno of its verb) or CUDA did (EIO)
+ Each failure is one warning in the log. All that was done is undone.
+
+ Callable from any thread, at any time.
+ */
+int pinrail_host_alloc(size_t size,
+                       unsigned int flags,
+                       int numa_node,
+                       void **out);
+
+/*
+ Frees memory of pinrail_host_alloc, which nobody may be using any more: no transfer is under way, and the GPU does not
+ access it. NULL is accepted and nothing happens.
+
+ The GPU's mapping ends, then the registrations, then the memory. Where a communicator still has a part of the memory
+ registered, registrations and mapping stay until it deregisters that part or is closed, so that no device reaches
+ memory that belongs to somebody else by then; for the caller the memory is gone all the same. If it was the last
+ memory, and NCCL has nothing open, devices are closed and the library may be unmapped.
+
+ Returns 0 or an errno value:
+ EINVAL  the pointer is not one that pinrail_host_alloc gave out, or it was freed before
+ EPERM   called in a forked child
+ Each failure is one warning in the log, and nothing is freed.
+
+ Callable from any thread, at any time; of two calls with the same pointer, one fails.
+ */
+int pinrail_host_free(void *pointer);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -17,6 +17,7 @@ pub mod cuda;
 pub mod error;
 #[deny(unsafe_code)]
 pub mod host;
+pub mod library;
 #[deny(unsafe_code)]
 pub mod log;
 pub mod memory;

@@ -5,6 +5,7 @@
 //! pthread_create. All signals are blocked in it: they belong to the application's threads.
 
 use crate::error::{Error, Result};
+use crate::library::Library;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,39 +20,6 @@ pub struct Thread {
     joined: bool,
     // Given back after the thread has ended.
     _library: Option<Library>,
-}
-
-/// A reference on the shared object that this code is in: it stays mapped while a thread runs in it, even if the
-/// application unloads it with connections open.
-#[derive(Debug)]
-struct Library(ptr::NonNull<c_void>);
-
-// SAFETY: a dlopen handle may be closed on any thread.
-unsafe impl Send for Library {}
-
-impl Library {
-    /// `None` where this code is part of the program itself.
-    fn own() -> Option<Self> {
-        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: the address of a function of this object, and a valid out-pointer.
-        let found = unsafe { libc::dladdr(run as *const c_void, info.as_mut_ptr()) };
-        // SAFETY: all-zero is a value of this struct of pointers; dladdr filled it if it found something.
-        let info = unsafe { info.assume_init() };
-        if found == 0 || info.dli_fname.is_null() {
-            return None;
-        }
-        // SAFETY: the loader's own name of the object, NUL-terminated; NOLOAD only takes a reference.
-        let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        ptr::NonNull::new(handle).map(Self)
-    }
-}
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from dlopen and is closed once. Not the last reference: whoever called into this
-        // object holds another.
-        unsafe { libc::dlclose(self.0.as_ptr()) };
-    }
 }
 
 impl Thread {

@@ -229,6 +229,100 @@ programs! {
         ],
         once: []
     }
+    bounce {
+        each: [
+            hello,
+            sizes_send,
+            sizes_recv,
+            sizes_both,
+            any_alignment,
+            mixed_groups,
+            members_that_overlap,
+            outside_the_range,
+        ],
+        once: [
+            four_qps,
+            four_qps_in_v9,
+            four_qps_split,
+            four_qps_split_in_v9,
+            adaptive_routing,
+            short_device_messages,
+            two_rails,
+            two_rails_in_v9,
+            two_rails_to_one,
+            two_rails_to_one_in_v9,
+            one_rail_to_two,
+            one_rail_to_two_in_v9,
+        ]
+    }
+    bounce_flight {
+        each: [
+            thirty_two_of_one_buffer,
+            no_room_for_the_second,
+            more_groups_than_room,
+            longer_than_all_chunks,
+            longer_than_all_chunks_into_copies,
+            stream_from_copies,
+            stream_into_copies,
+            stream_between_copies,
+            marker_means_nothing_here,
+            flush_reads_no_copies,
+            registrations_during_traffic,
+        ],
+        once: []
+    }
+    bounce_life {
+        each: [
+            deregistered_under_a_short_send,
+            deregistered_under_a_long_send,
+            deregistered_under_a_receive,
+            deregistered_in_the_middle_of_a_copy,
+            any_order,
+            sender_dies_in_the_middle,
+            receiver_dies_in_the_middle,
+        ],
+        once: [twenty_times, twenty_times_in_v9]
+    }
+    bounce_ahead {
+        each: [
+            set_aside,
+            set_aside_too_little,
+            cannot_be_set_aside,
+            forbidden,
+            too_large_to_receive,
+            too_large_to_send,
+            too_large_after_others,
+            in_the_wrong_place_only,
+        ],
+        once: [set_aside_with_every_device, machines]
+    }
+    hostmem {
+        each: [
+            any_part_is_registered_already,
+            before_init,
+            outlives_everything,
+            twenty_times,
+            freed_while_registered,
+            many_threads,
+            no_device_and_nccl,
+        ],
+        once: [
+            devices_first_then_the_gpu,
+            the_other_order_fails,
+            without_a_gpu,
+            the_gpu_refuses,
+            freed_by_another_thread,
+            a_device_refuses,
+            a_device_without_relaxed_ordering,
+            relaxed_ordering_is_demanded,
+            sizes_and_huge_pages,
+            wrong_arguments,
+            wrong_pointers,
+            child_of_a_fork_is_refused,
+            no_verbs_library,
+            no_device,
+        ]
+    }
     closing {
         each: [
             any_order_when_idle,
@@ -454,6 +548,26 @@ mod valgrind {
     #[test]
     fn work_in_flight_at_close() {
         finds_nothing("closing", "any_order_with_sends_held", 12);
+    }
+    #[test]
+    fn copies_on_both_ends() {
+        finds_nothing("bounce", "hello", 12);
+    }
+    #[test]
+    fn a_handle_gone_in_the_middle_of_a_copy() {
+        finds_nothing("bounce_life", "deregistered_in_the_middle_of_a_copy", 12);
+    }
+    #[test]
+    fn a_handle_gone_before_a_long_send_is_copied() {
+        finds_nothing("bounce_life", "deregistered_under_a_long_send", 11);
+    }
+    #[test]
+    fn memory_set_aside() {
+        finds_nothing("bounce_ahead", "set_aside", 12);
+    }
+    #[test]
+    fn memory_that_outlives_the_library() {
+        finds_nothing("hostmem", "outlives_everything", 12);
     }
     #[test]
     fn a_failing_communicator() {

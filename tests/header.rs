@@ -72,3 +72,45 @@ fn c_programs_can_use_it() {
 fn cxx_programs_can_use_it() {
     compiled_and_run("header-cxx", "c++", "g++", "-std=c++11");
 }
+
+/// The example of docs/host-memory.md, on a software RNIC that lets the process pin `limit` bytes.
+fn example(limit: &str) -> std::process::Output {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = folder.join(format!("host-memory-{limit}"));
+    let text = |path: &Path| path.to_str().expect("a path of text").to_owned();
+    let (include, plugin) = (text(&common::root().join("include")), text(&common::plugin()));
+    let (out, rpath) =
+        (text(&program), format!("-Wl,-rpath,{}", text(&common::root().join("dist"))));
+    let flags =
+        ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I", &include, "-o", &out];
+    let files = ["docs/examples/host_memory.c", plugin.as_str(), rpath.as_str()];
+    common::tool("cc", "gcc", &[flags.as_slice(), &files].concat());
+    Command::new(&program)
+        .env("NCCL_IBVERBS_LIB", common::softrnic())
+        .env("SOFTRNIC_FABRIC", format!("example-{}-{limit}", std::process::id()))
+        .env("SOFTRNIC_MEMLOCK", limit)
+        .output()
+        .expect("the program starts")
+}
+
+#[test]
+fn the_example_gets_memory() {
+    let done = example("16777216");
+    let (text, errors) =
+        (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{errors}");
+    assert!(text.starts_with("8388608 bytes at 0x"), "{text}");
+    assert_eq!(errors, "", "nothing to warn about");
+}
+
+#[test]
+fn the_example_says_why_not() {
+    let done = example("4096");
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{errors}");
+    let lines: Vec<&str> = errors.lines().collect();
+    let [told, said] = lines[..] else { panic!("{errors}") };
+    // Without a logger the plugin's own line goes to stderr too.
+    assert!(told.starts_with("NET/pinrail: pinrail_host_alloc: ibv_reg_mr"), "{told}");
+    assert_eq!(said, "pinrail_host_alloc: Cannot allocate memory");
+}

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bounce::Bounce;
 use crate::size;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -65,10 +66,10 @@ pub struct Sweep {
     /// Messages per timed pass [default: as many as fit into --pass-ms]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iters: Option<u64>,
-    /// Length of one timed pass where --iters is not given [default: 100, beside perftest 250]
+    /// Length of one timed pass where --iters is not given [default: 100, beside perftest and from 1M with --bounce 250]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub pass_ms: Option<u64>,
-    /// Timed passes per size; the median is shown [default: 3, with --perftest 5]
+    /// Timed passes per size; the median is shown [default: 3, with --perftest or --bounce 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
     pub rounds: Option<u64>,
     /// Check every byte of every message before measuring (on by default)
@@ -90,6 +91,10 @@ pub struct Sweep {
     /// Smallest size that is also measured with perftest
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = size::parse)]
     pub perftest_from: usize,
+    /// Measure message buffers that cannot be pinned where they lie in turns with ordinary ones: those of the sending
+    /// ends, of the receiving ends, or both; on softrnic only
+    #[arg(long, value_name = "END")]
+    pub bounce: Option<Bounce>,
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -171,12 +176,13 @@ pub struct CpuLoop {
 impl Sweep {
     /// Timed passes per size: a ratio of two noisy numbers needs more of them.
     pub fn rounds(&self) -> u64 {
-        self.rounds.unwrap_or(if self.perftest { 5 } else { 3 })
+        let ratio = self.perftest || self.bounce.is_some();
+        self.rounds.unwrap_or(if ratio { 5 } else { 3 })
     }
 
-    /// Length of a timed pass in seconds.
-    pub fn pass_seconds(&self, beside_perftest: bool) -> f64 {
-        let default = if beside_perftest { 250 } else { 100 };
+    /// Length of a timed pass in seconds; `ratio`: what counts is a ratio that has a goal.
+    pub fn pass_seconds(&self, ratio: bool) -> f64 {
+        let default = if ratio { 250 } else { 100 };
         self.pass_ms.unwrap_or(default) as f64 / 1e3
     }
 }

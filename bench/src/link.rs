@@ -3,6 +3,7 @@
 //! The sweep is the only one that talks to both ranks. It carries the connection handles between them, as NCCL's
 //! bootstrap does, and notices at once when one of them is gone.
 
+use crate::bounce::Placement;
 use crate::net::Device;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -14,8 +15,8 @@ pub enum Command {
     Open { plugin: PathBuf, abi: Option<u8>, timeout_s: u64, verbose: bool },
     /// Listen on a device. Answer: [`Reply::Listening`].
     Listen { device: i32 },
-    /// Connect to the peer's handle, accept the peer, register buffers of so many bytes. Answer: [`Reply::Done`].
-    Connect { handle: Vec<u8>, buffer: usize },
+    /// Connect to the peer's handle, accept the peer, register buffers of so many bytes. Answer: [`Reply::Connected`].
+    Connect { handle: Vec<u8>, buffer: usize, placement: Option<Placement> },
     /// Rank 0 sends, rank 1 checks. Answer: [`Reply::Checked`].
     Check(CheckPlan),
     /// Rank 0 sends, rank 1 receives, against the clock. Answer: [`Reply::Timed`].
@@ -76,6 +77,8 @@ pub enum Reply {
     Opened { name: String, version: u8, devices: Vec<Device> },
     /// The handle for the peer.
     Listening { handle: Vec<u8> },
+    /// The connection stands. So many pages of the buffers cannot be registered where they lie.
+    Connected { bounced_pages: u64 },
     /// Nothing to report.
     Done,
     /// The checked pass is over; `wrong` describes the first wrong message.

@@ -1,5 +1,6 @@
 //! Two-process measurements for NCCL network plugins: see `pinrail-bench --help`.
 
+mod bounce;
 mod cli;
 mod cpu;
 mod failure;

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    alive, bench, children, finish, fixture, json, kill, not_a_plugin, on_fixture, scratch, until,
+    alive, bench, children, dist, finish, fixture, json, kill, not_a_plugin, on_fixture, scratch,
+    until,
 };
 
 #[test]
@@ -126,6 +127,38 @@ fn plugins_are_compared_side_by_side() {
     assert_eq!(out.lines().filter(|line| line.starts_with("  B")).count(), 2, "{out}");
 }
 
+/// The bench on a fixture beside softrnic, with buffers that cannot be pinned.
+fn bounced_fixture(loaded: bool, fault: &str) -> (i32, String, String) {
+    let softrnic = dist("softrnic/libibverbs.so.1");
+    let mut command = bench();
+    command.arg("--plugin").arg(fixture(12)).arg("--verbs-lib").arg(&softrnic);
+    command.args(["--bounce", "recv", "-b", "8", "-e", "9k", "-f", "1000", "--iters", "20"]);
+    command.env("FIXTURE_FAULT", fault);
+    if loaded {
+        command.env("LD_PRELOAD", &softrnic);
+    }
+    finish(command)
+}
+
+#[test]
+fn how_buffers_are_reached_is_proved_and_not_believed() {
+    let (code, out, err) = bounced_fixture(true, "");
+    assert_eq!(code, 0, "{out}{err}");
+    assert_eq!(out.lines().filter(|line| line.starts_with("  bounced")).count(), 2, "{out}");
+    for (fault, expected) in [
+        ("stolen", "of the incoming buffer is reached directly, not through copies"),
+        ("unpinned", "of the outgoing buffer is in no memory region"),
+    ] {
+        let (code, out, err) = bounced_fixture(true, fault);
+        assert_eq!(code, 1, "{fault}: {out}{err}");
+        assert!(err.contains("rank 0: bounce: page 0 of ") && err.contains(expected), "{err}");
+        assert!(!out.contains("to direct"), "nothing is measured: {out}");
+    }
+    let (code, out, err) = bounced_fixture(false, "");
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains("softrnic/libibverbs.so.1 is not loaded by the plugin"), "{err}");
+}
+
 #[test]
 fn the_first_line_says_where_it_runs_and_the_list_names_devices() {
     let mut command = on_fixture(10);
@@ -151,12 +184,13 @@ fn warnings_of_the_plugin_are_shown_and_its_other_lines_on_request() {
 fn bad_options_exit_with_2_and_say_why() {
     let plugin = fixture(12);
     let plugin = plugin.to_str().expect("UTF-8");
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["--window", "0"], "--window"),
         (&["--window", "33"], "--window"),
         (&["--recvs", "9"], "--recvs"),
         (&["-b", "1x"], "unknown suffix"),
         (&["--abi", "5"], "--abi"),
+        (&["--bounce", "all"], "[possible values: send, recv, both]"),
         (&["--no-such-option"], "--no-such-option"),
         (&["-b", "64", "-e", "8"], "smallest size"),
         (&["-e", "4G"], "2147483647"),

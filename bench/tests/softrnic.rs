@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{children, finish, json, kill, on_softrnic, scratch, until};
+use common::{bench, children, dist, finish, json, kill, on_softrnic, scratch, until};
 use serde_json::Value;
 
 /// Runs with a JSON file and returns it; the checked pass found nothing wrong.
@@ -46,6 +46,66 @@ fn every_table_version_moves_the_same_bytes() {
         let json = checked(&format!("abi{text}"), &[&limits[..], &["--abi", &text]].concat());
         assert_eq!(json["plugins"][0]["abi"], version);
     }
+}
+
+#[test]
+fn every_byte_arrives_in_buffers_that_cannot_be_pinned() {
+    let limits = ["-b", "1", "-e", "300k", "-f", "7", "--rounds", "1", "--iters", "20"];
+    for (recvs, qps) in [("1", "1"), ("3", "4")] {
+        let pages = ["send", "recv", "both"].map(|ends| {
+            let name = format!("bounce-{ends}-r{recvs}q{qps}");
+            let shape = ["--bounce", ends, "--recvs", recvs, "--qps", qps];
+            let json = checked(&name, &[&limits[..], &shape[..]].concat());
+            assert_eq!(json["bounce"]["ends"], ends);
+            for row in json["rows"].as_array().expect("rows") {
+                assert_eq!(row["bounced"][0]["wrong"], 0, "{row}");
+                assert_eq!(row["bounced"][0]["size"], row["plugins"][0]["size"]);
+                let ratio = &row["bounced_to_direct"][0];
+                assert!(ratio["median"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+            }
+            json["bounce"]["pages"][0].as_u64().expect("a number of pages")
+        });
+        // Each of the two ranks has one buffer to send from and one to receive in.
+        assert!(pages[0] > 0 && pages[0] == pages[1] && pages[2] == 2 * pages[0], "{pages:?}");
+    }
+}
+
+#[test]
+fn bounced_buffers_are_measured_beside_other_plugins_and_perftest() {
+    let second = dist("libnccl-net-pinrail.so");
+    let second = second.to_str().expect("UTF-8");
+    let options = ["-b", "1m", "-e", "1m", "--rounds", "2", "--iters", "10", "--window", "4"];
+    let others = ["--bounce", "both", "--plugin", second, "--perftest"];
+    let json = checked("bounce-ab", &[&options[..], &others[..]].concat());
+    let row = &json["rows"][0];
+    for figures in [&row["plugins"], &row["bounced"]] {
+        assert_eq!(figures.as_array().map(Vec::len), Some(2), "{row}");
+        assert_eq!(figures[1]["bandwidth_gbs"].as_array().map(Vec::len), Some(2), "{row}");
+    }
+    assert_eq!(row["bounced_to_direct"].as_array().map(Vec::len), Some(2), "{row}");
+    assert_eq!(row["perftest_gbs"].as_array().map(Vec::len), Some(2), "{row}");
+}
+
+#[test]
+fn without_a_way_out_the_plugins_error_ends_the_run() {
+    let mut command = on_softrnic();
+    command.env("PINRAIL_REG_FALLBACK", "fail");
+    command.args(["--bounce", "send", "-b", "8", "-e", "8", "--iters", "20"]);
+    let (code, out, err) = finish(command);
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains("connect: rank 0: regMr: ncclSystemError (2); the plugin says:"), "{err}");
+}
+
+#[test]
+fn only_softrnic_can_simulate_buffers_that_cannot_be_pinned() {
+    let other = concat!(env!("OUT_DIR"), "/libibverbs.so.1");
+    let mut command = bench();
+    command.arg("--plugin").arg(dist("libnccl-net-pinrail.so")).args(["--verbs-lib", other]);
+    command.args(["--bounce", "both", "-b", "8", "-e", "8", "--iters", "20"]);
+    let (code, out, err) = finish(command);
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains(&format!("bounce: {other} has no softrnic_cma")), "{err}");
+    assert!(err.contains("only softrnic"), "{err}");
 }
 
 #[test]

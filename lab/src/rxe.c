@@ -60,7 +60,7 @@ static void fused_to_one(int version)
     (void)version;
     int dev = both(&net, 12), ends[][2] = {{dev, 0}, {dev, 1}, {0, dev}, {1, dev}, {0, 1}, {1, 0}};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        open_between(&net, ends[i][0], ends[i][1], &pair);
+        pair_open_between(&net, ends[i][0], ends[i][1], &pair);
         messages(&pair);
         groups(&pair);
         pair_close(&pair);

@@ -5,6 +5,7 @@ use super::types::{
     SYSTEM_ERROR,
 };
 use crate::error::{Blame, Error, Fault};
+use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The result code for an error.
@@ -29,6 +30,33 @@ pub fn enter(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> Nc
         Ok(Err(fault)) => failed(call, &fault),
         Err(_) => panicked(call),
     }
+}
+
+/// Runs one call of the C API, which answers with 0 or an errno value.
+pub fn enter_api<T: Default>(
+    call: &'static str,
+    body: impl FnOnce() -> Result<T, Error>,
+) -> (c_int, T) {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => (0, value),
+        Ok(Err(error)) => {
+            failed(call, &error);
+            (errno(&error), T::default())
+        }
+        Err(_) => {
+            panicked(call);
+            (libc::EIO, T::default())
+        }
+    }
+}
+
+/// The errno value for an error; never 0.
+fn errno(error: &Error) -> c_int {
+    error.errno().filter(|errno| *errno > 0).unwrap_or(match error.blame() {
+        Blame::Argument => libc::EINVAL,
+        Blame::Usage => libc::EPERM,
+        Blame::System | Blame::Remote | Blame::Internal => libc::EIO,
+    })
 }
 
 #[cold]
@@ -57,6 +85,18 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_internal_error() {
         assert_eq!(enter("test", || panic!("on purpose")), INTERNAL_ERROR);
+    }
+
+    #[test]
+    fn the_c_api_answers_with_errno_values() {
+        assert_eq!(enter_api("test", || Ok(5)), (0, 5));
+        let fails = |error: Error| enter_api("test", || Err::<u32, _>(error));
+        assert_eq!(fails(Error::argument("")), (libc::EINVAL, 0));
+        assert_eq!(fails(Error::usage("")), (libc::EPERM, 0));
+        assert_eq!(fails(Error::system("")), (libc::EIO, 0));
+        assert_eq!(fails(Error::verb("ibv_reg_mr", "mlx5_0", libc::ENOMEM)), (libc::ENOMEM, 0));
+        assert_eq!(fails(Error::system("").with_errno(0)), (libc::EIO, 0), "never a success");
+        assert_eq!(enter_api::<u32>("test", || panic!("on purpose")), (libc::EIO, 0));
     }
 
     #[test]

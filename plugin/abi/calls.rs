@@ -88,7 +88,7 @@ pub(super) unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result
 /// init of v6 to v10.
 pub fn init(logger: Logger) -> NcclResult {
     super::logger::set(logger);
-    enter_owned("init", || Ok(net::init(|_| ())?))
+    enter_owned("init", || Ok(net::init(true, |_| ())?))
 }
 
 /// init of v11 and later.
@@ -105,7 +105,7 @@ pub unsafe fn init_context(
     enter_owned("init", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
-        let context = net::init(|transport| {
+        let context = net::init(false, |transport| {
             // Whoever has a context gives it back, and with it what is pinned ahead.
             transport.prepare();
             objects::export(Context {
@@ -130,7 +130,7 @@ pub fn finalize(context: *mut c_void) -> NcclResult {
         if !context.is_null() {
             let context = objects::take::<Context>(context)?;
             drop(context);
-            if objects::users() == 0 {
+            if objects::opened() == 0 {
                 forget_attempts(true);
             }
             net::release(true);
@@ -395,7 +395,7 @@ pub fn dereg_mr(handle: *mut c_void) -> NcclResult {
 fn close<T: objects::Kinded>(call: &'static str, pointer: *mut c_void) -> NcclResult {
     enter_owned(call, || {
         drop(objects::take::<T>(pointer)?);
-        if objects::users() == 0 {
+        if objects::opened() == 0 {
             forget_attempts(false);
         }
         net::release(false);

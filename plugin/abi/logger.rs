@@ -3,6 +3,7 @@
 use super::types::Logger;
 use crate::log;
 use std::ffi::{CString, c_int, c_ulong};
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing::Level;
 
@@ -22,9 +23,24 @@ pub fn set(logger: Logger) {
     log::install(emit);
 }
 
+/// Sends lines to nobody's logger from now on: the one there was may go.
+pub fn forget() {
+    LOGGER.store(0, Ordering::Release);
+}
+
+/// Text from outside, such as settings, must not be able to forge lines or steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 fn emit(level: Level, file: &str, line: u32, text: &str) {
+    let text = format!("NET/pinrail: {}", printable(text));
     let logger = LOGGER.load(Ordering::Acquire);
     if logger == 0 {
+        if level <= Level::WARN {
+            // In one piece, as several threads may have something to say. A closed stream is no reason to fail.
+            let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+        }
         return;
     }
     // SAFETY: the address of a function of this type, stored by `set`; NCCL's logger is never unloaded before its
@@ -37,12 +53,8 @@ fn emit(level: Level, file: &str, line: u32, text: &str) {
         Level::INFO => 3,
         _ => 5,
     };
-    // Text from outside, such as settings, must not be able to forge lines or steer a terminal.
-    let printable = |s: &str| {
-        let s: String = s.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        CString::new(s).unwrap_or_default()
-    };
-    let (file, text) = (printable(file), printable(&format!("NET/pinrail: {text}")));
+    let (file, text) = (CString::new(printable(file)), CString::new(text));
+    let (file, text) = (file.unwrap_or_default(), text.unwrap_or_default());
     // SAFETY: NUL-terminated strings that live through the call. The text is an argument, never the format.
     unsafe {
         logger(

@@ -6,6 +6,7 @@
 pub mod boundary;
 pub mod calls;
 pub mod completion;
+pub mod host_memory;
 pub mod logger;
 pub mod net;
 pub mod objects;

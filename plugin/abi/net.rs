@@ -2,9 +2,12 @@
 //!
 //! v11 and later give every communicator a context that is finalized; the last one takes the state with it. Earlier
 //! versions have no finalize: for them the state is replaced by the next init, and what could disturb anybody
-//! (descriptors, threads, registrations) lives only as long as a listener, communicator or memory handle.
+//! (descriptors, threads, registrations) lives only as long as a listener, communicator or memory handle. Memory of an
+//! application keeps the state too, and makes it where there is none: a device must be the same for whoever registers a
+//! part of that memory later.
 
-use super::objects::{self, Context};
+use super::logger;
+use super::objects::{self, Context, Hold};
 use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
@@ -15,27 +18,55 @@ use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-static STATE: Mutex<Option<Arc<Transport>>> = Mutex::new(None);
+/// The state of this process.
+#[derive(Debug)]
+struct State {
+    /// `None`: memory of an application is in use where nothing of RDMA is.
+    transport: Option<Arc<Transport>>,
+    /// Made by an init that no finalize follows.
+    lasting: bool,
+    /// NCCL was told which settings and devices it has.
+    told: bool,
+}
 
-fn state() -> MutexGuard<'static, Option<Arc<Transport>>> {
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads settings and finds devices, unless somebody is using the plugin already; then calls `with`, before anybody else
-/// can take the state away again.
+/// can take the state away again. `lasting`: the caller's version has no finalize.
 ///
 /// # Errors
 /// The verbs library or the devices cannot be used: NCCL then moves on to its next network.
-pub fn init<R>(with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
+pub fn init<R>(lasting: bool, with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
     let mut state = state();
-    if let Some(transport) = &*state
+    if let Some(State { transport: Some(transport), lasting: stays, told }) = &mut *state
         && objects::users() > 0
     {
+        *stays |= lasting;
+        if !std::mem::replace(told, true) {
+            tell(&transport.settings);
+            tracing::info!("these settings and devices are in use already, for pinrail_host_alloc");
+            transport.announce();
+        }
         return Ok(with(transport));
     }
+    let transport = start()?;
+    let result = with(&transport);
+    *state = Some(State { transport: Some(transport), lasting, told: true });
+    Ok(result)
+}
+
+fn tell(settings: &Settings) {
+    tracing::info!("pinrail {} {}", env!("CARGO_PKG_VERSION"), settings.summary());
+}
+
+fn start() -> Result<Arc<Transport>> {
     let (settings, notices) = Settings::from_process();
     crate::log::set_level(&settings);
-    tracing::info!("pinrail {} {}", env!("CARGO_PKG_VERSION"), settings.summary());
+    tell(&settings);
     for notice in &notices {
         match notice.severity() {
             Severity::Warn => tracing::warn!("{notice}"),
@@ -43,17 +74,53 @@ pub fn init<R>(with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
         }
     }
     let important = Transport::kernel_has_devices(&settings) || settings.asked_for_by_name();
-    let transport = Transport::start(settings).map_err(|e| {
+    Transport::start(settings).map_err(|e| {
         // On a host without RDMA this is how things are; otherwise somebody is about to get a slow job.
         if important {
             return e;
         }
         tracing::info!("not used: {e}");
         e.repeated()
-    })?;
-    let result = with(&transport);
-    *state = Some(transport);
-    Ok(result)
+    })
+}
+
+/// Memory of an application that is in use: keeps the state as it is. Dropping the last one leaves nothing behind.
+#[derive(Debug)]
+pub struct Use {
+    transport: Option<Arc<Transport>>,
+    hold: Option<Hold>,
+}
+
+impl Use {
+    /// The state of this process, or a new one; without one where nothing of RDMA is.
+    pub fn begin() -> Self {
+        let mut state = state();
+        let hold = Some(Hold::take());
+        let transport = state.get_or_insert_with(|| {
+            // Lines go somewhere even if NCCL never gives a logger.
+            logger::set(None);
+            let transport = start().map_err(|e| {
+                if !e.is_reported() {
+                    tracing::warn!("memory for the application is not pinned: {e}");
+                }
+            });
+            State { transport: transport.ok(), lasting: false, told: false }
+        });
+        Self { transport: transport.transport.clone(), hold }
+    }
+
+    /// The state, if there is one.
+    pub fn transport(&self) -> Option<&Arc<Transport>> {
+        self.transport.as_ref()
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.transport = None;
+        self.hold = None;
+        release(false);
+    }
 }
 
 /// The state that init made.
@@ -61,7 +128,8 @@ pub fn init<R>(with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
 /// # Errors
 /// No init succeeded.
 pub fn current() -> Result<Arc<Transport>> {
-    state().clone().ok_or_else(|| Error::usage("called before a successful init"))
+    let transport = state().as_ref().and_then(|state| state.transport.clone());
+    transport.ok_or_else(|| Error::usage("called before a successful init"))
 }
 
 /// The state of a context, or of the process where versions have no context.
@@ -72,19 +140,25 @@ pub fn transport(context: Option<&Context>) -> Result<Arc<Transport>> {
     context.map_or_else(current, |c| Ok(Arc::clone(&c.transport)))
 }
 
-/// Called when a context, listener or communicator is gone: the last one leaves nothing behind.
+/// Called when a context, listener, communicator or memory of an application is gone: the last one leaves nothing behind.
 pub fn release(was_context: bool) {
     let mut state = state();
-    if objects::users() == 0 {
-        if let Some(transport) = &*state {
-            transport.idle();
-        }
-        if was_context {
-            *state = None;
-            objects::drop_stray_regions();
-        }
-        gate::release_pages();
+    if objects::opened() > 0 {
+        return;
     }
+    if let Some(transport) = state.as_ref().and_then(|state| state.transport.as_ref()) {
+        transport.idle();
+    }
+    if objects::users() > 0 {
+        // The application's memory may outlast NCCL and its logger.
+        if was_context {
+            logger::forget();
+        }
+    } else if was_context || state.as_ref().is_some_and(|state| !state.lasting) {
+        *state = None;
+        objects::drop_stray_regions();
+    }
+    gate::release_pages();
 }
 
 /// Number of devices.

@@ -105,9 +105,38 @@ impl Kinded for Region {
     const KIND: Kind = Kind::Region;
 }
 
-static LIVE: Mutex<BTreeMap<usize, Kind>> = Mutex::new(BTreeMap::new());
+/// What is alive.
+#[derive(Debug)]
+struct Table {
+    objects: BTreeMap<usize, Kind>,
+    /// Allocations of an application, see [`Hold`].
+    holds: usize,
+}
 
-fn live() -> MutexGuard<'static, BTreeMap<usize, Kind>> {
+impl Table {
+    /// Contexts, listeners and communicators.
+    fn opened(&self) -> usize {
+        self.objects.values().filter(|kind| **kind != Kind::Region).count()
+    }
+
+    fn users(&self) -> usize {
+        self.opened() + self.holds
+    }
+
+    /// Something is gone. An empty table keeps no memory: it outlives the library.
+    fn tidy(&mut self) {
+        if self.users() == 0 {
+            OWNER.store(0, Ordering::Release);
+        }
+        if self.objects.is_empty() {
+            self.objects = BTreeMap::new();
+        }
+    }
+}
+
+static LIVE: Mutex<Table> = Mutex::new(Table { objects: BTreeMap::new(), holds: 0 });
+
+fn live() -> MutexGuard<'static, Table> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -121,15 +150,41 @@ pub fn in_child() -> bool {
     owner != 0 && owner != std::process::id()
 }
 
-/// Live contexts, listeners and communicators: what keeps the plugin in use. Regions do not.
+/// Live contexts, listeners and communicators: what NCCL has open. Regions do not count.
+pub fn opened() -> usize {
+    live().opened()
+}
+
+/// What keeps the plugin in use: what NCCL has open, and memory of an application.
 pub fn users() -> usize {
-    live().values().filter(|k| **k != Kind::Region).count()
+    live().users()
+}
+
+/// Counts as a user without being an object that C holds.
+#[derive(Debug)]
+pub struct Hold(());
+
+impl Hold {
+    /// One more user.
+    pub fn take() -> Self {
+        live().holds += 1;
+        OWNER.store(std::process::id(), Ordering::Release);
+        Self(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut live = live();
+        live.holds -= 1;
+        live.tidy();
+    }
 }
 
 /// Frees the memory handles that nobody deregistered, once nothing is left that they could belong to.
 pub fn drop_stray_regions() {
     let stray: Vec<_> =
-        live().iter().filter(|(_, k)| **k == Kind::Region).map(|(p, _)| *p).collect();
+        live().objects.iter().filter(|(_, k)| **k == Kind::Region).map(|(p, _)| *p).collect();
     for pointer in stray {
         // Failing means that somebody else freed it meanwhile.
         let _ = take::<Region>(std::ptr::with_exposed_provenance_mut(pointer));
@@ -153,7 +208,7 @@ pub fn export<T: Kinded>(value: T) -> *mut c_void {
 
 fn publish<T: Kinded>(object: Box<Object<T>>) -> *mut c_void {
     let pointer = Box::into_raw(object);
-    live().insert(pointer.expose_provenance(), T::KIND);
+    live().objects.insert(pointer.expose_provenance(), T::KIND);
     if T::KIND != Kind::Region {
         OWNER.store(std::process::id(), Ordering::Release);
     }
@@ -185,7 +240,7 @@ pub fn export_recv(comm: Comm<RecvComm>) -> *mut c_void {
 }
 
 fn check_live(pointer: *mut c_void, wanted: &[Kind]) -> Result<Kind> {
-    let found = live().get(&pointer.addr()).copied();
+    let found = live().objects.get(&pointer.addr()).copied();
     match found {
         Some(kind) if wanted.contains(&kind) => Ok(kind),
         Some(kind) => Err(Error::argument(format!(
@@ -215,16 +270,11 @@ pub unsafe fn borrow<'a, T: Kinded>(pointer: *mut c_void) -> Result<&'a T> {
     Ok(unsafe { &(*pointer.cast::<Object<T>>()).value })
 }
 
-/// Takes a pointer out of the table; whether it was there. An empty table keeps no memory: it outlives the library.
+/// Takes a pointer out of the table; whether it was there.
 fn forget(pointer: *mut c_void) -> bool {
     let mut live = live();
-    let was_there = live.remove(&pointer.addr()).is_some();
-    if live.values().all(|kind| *kind == Kind::Region) {
-        OWNER.store(0, Ordering::Release);
-    }
-    if live.is_empty() {
-        *live = BTreeMap::new();
-    }
+    let was_there = live.objects.remove(&pointer.addr()).is_some();
+    live.tidy();
     was_there
 }
 

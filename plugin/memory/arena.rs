@@ -150,7 +150,7 @@ impl Arena {
             segments.bytes += len;
             len
         };
-        self.add(len, registries, true).map(drop)
+        self.add(len, registries, true, 0).map(drop)
     }
 
     /// Gives back what was set aside and is not lent.
@@ -167,10 +167,20 @@ impl Arena {
         drop(gone);
     }
 
-    /// Makes a segment of `len` bytes, which are counted already.
-    fn add(&self, len: usize, registries: &[Arc<Registry>], kept: bool) -> Result<Arc<Segment>> {
+    /// Makes a segment of `len` bytes, which are counted already, and lends its first `lent` before anybody else can see
+    /// it: a segment that nobody has borrowed from may go at any time.
+    fn add(
+        &self,
+        len: usize,
+        registries: &[Arc<Registry>],
+        kept: bool,
+        lent: usize,
+    ) -> Result<Arc<Segment>> {
         match Segment::new(len, registries, kept) {
             Ok(segment) => {
+                if lent > 0 {
+                    segment.free().take(lent);
+                }
                 let segment = Arc::new(segment);
                 let mut segments = self.segments();
                 // What was counted may have been rounded up to pages.
@@ -212,13 +222,9 @@ impl Arena {
             segments.bytes += size;
             size
         };
-        let segment = self.add(size, registries, false)?;
-        // Somebody else may have borrowed from it already.
-        let offset = segment.free().take(len);
-        match (offset, segment.with(registries)) {
-            (Some(offset), Some(registered)) => Ok(self.lease(&segment, registered, offset, len)),
-            _ => self.lend(len, registries),
-        }
+        let segment = self.add(size, registries, false, len)?;
+        let registered = segment.registered.iter().map(|(r, _)| Arc::clone(r)).collect();
+        Ok(self.lease(&segment, registered, 0, len))
     }
 
     fn lease(
@@ -298,6 +304,7 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::Ordering;
     use proptest::prelude::*;
 
     proptest! {
@@ -330,6 +337,29 @@ mod tests {
         let refused = arena.lend(2 << 20, &[]).unwrap_err();
         assert!(refused.to_string().contains("PINRAIL_BOUNCE_BYTES"), "{refused}");
         assert_eq!(refused.errno(), Some(libc::ENOMEM));
+        assert_eq!(arena.bytes(), 0);
+    }
+
+    #[test]
+    fn threads_share_it() {
+        let arena = Arena::new(64 << 20);
+        std::thread::scope(|scope| {
+            for thread in 1..5 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let lease = arena.lend(thread * 4096 * (1 + round % 7), &[]).unwrap();
+                        lease
+                            .pages()
+                            .u64_at(lease.offset())
+                            .store(thread as u64, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        let seen = lease.pages().u64_at(lease.offset()).load(Ordering::Relaxed);
+                        assert_eq!(seen, thread as u64, "lent twice");
+                    }
+                });
+            }
+        });
         assert_eq!(arena.bytes(), 0);
     }
 

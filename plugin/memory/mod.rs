@@ -12,10 +12,16 @@ pub mod diagnosis;
 pub mod gate;
 pub mod given;
 #[deny(unsafe_code)]
+pub mod host_memory;
+#[deny(unsafe_code)]
+mod huge;
+#[deny(unsafe_code)]
 pub mod ledger;
 pub mod page;
 #[deny(unsafe_code)]
 pub mod piece;
+#[deny(unsafe_code)]
+pub mod pinned;
 mod ranges;
 #[deny(unsafe_code)]
 pub mod region;

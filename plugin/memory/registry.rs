@@ -27,6 +27,8 @@ pub struct Registered {
     usage: Arc<Usage>,
     // After the region: the books say that a pin is held as long as it is.
     _pin: Option<PinRecord>,
+    /// Memory that is kept by whoever uses its registration. Last: nothing of it is in use or in the books any more.
+    memory: Option<Arc<PageOwned>>,
 }
 
 /// What registrations of one protection domain amount to.
@@ -36,6 +38,7 @@ pub struct Usage {
     bytes: AtomicU64,
     most_live: AtomicU64,
     most_bytes: AtomicU64,
+    failed: AtomicU64,
 }
 
 impl Usage {
@@ -54,6 +57,11 @@ impl Usage {
     /// Registrations that are live, and their bytes.
     pub fn live(&self) -> (u64, u64) {
         (self.live.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// Registrations that the verb refused, those of a diagnosis included.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// The most there ever were at once.
@@ -148,6 +156,26 @@ impl Registry {
         self.register(pages.addr(), pages.len(), access)
     }
 
+    /// As [`Self::register_owned`], for memory that others will register parts of: each of them is served by this
+    /// registration and keeps the memory mapped, even after its owner let go.
+    ///
+    /// # Errors
+    /// The verb fails.
+    pub fn register_kept(
+        self: &Arc<Self>,
+        pages: &Arc<PageOwned>,
+        access: Access,
+    ) -> Result<Arc<Registered>> {
+        // Never shared with one that exists: that would be of memory which was at this address before.
+        let mut new = self.register_alone(pages.addr(), pages.len(), access)?;
+        new.shared_in = Arc::downgrade(self);
+        new.memory = Some(Arc::clone(pages));
+        let new = Arc::new(new);
+        self.ranges().add(new.start, new.end, access, &new);
+        self.registrations.fetch_add(1, Ordering::Relaxed);
+        Ok(new)
+    }
+
     /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
     /// page-rounded range.
     ///
@@ -187,7 +215,10 @@ impl Registry {
         // In the books before the kernel is asked, so that the order is right there too.
         let pin = Pin::registration(&self.device, MemoryRegion::api(&self.pd, access));
         let pin = PinLedger::process().pin(start..end, pin, &[])?;
-        let region = MemoryRegion::register(&self.pd, start, end - start, access)?;
+        let region =
+            MemoryRegion::register(&self.pd, start, end - start, access).inspect_err(|_| {
+                self.usage.failed.fetch_add(1, Ordering::Relaxed);
+            })?;
         self.usage.add((end - start) as u64);
         tracing::debug!(
             device = &*self.device,
@@ -204,6 +235,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: Some(pin),
+            memory: None,
         })
     }
 
@@ -221,7 +253,10 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         let end = addr.checked_add(len).ok_or_else(|| wraps(addr, len))?;
-        let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)?;
+        let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)
+            .inspect_err(|_| {
+                self.usage.failed.fetch_add(1, Ordering::Relaxed);
+            })?;
         self.registrations.fetch_add(1, Ordering::Relaxed);
         self.usage.add(len as u64);
         tracing::debug!(
@@ -240,6 +275,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: None,
+            memory: None,
         }))
     }
 

@@ -13,6 +13,7 @@ pub mod events;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
 pub mod flush;
+pub mod host_memory;
 pub mod lane;
 pub mod listener;
 pub mod pump;
@@ -81,20 +82,9 @@ impl Transport {
         verbs.prepare_for_fork();
         let ports =
             if settings.disabled() { Vec::new() } else { device::discover(&verbs, &settings)? };
-        let names: Vec<_> =
-            ports.iter().map(|p| format!("{} {} Mb/s", p.port.label, p.speed)).collect();
-        if settings.disabled() {
-            tracing::warn!(
-                "NCCL_IB_DISABLE=1 turns pinrail off too; NCCL_NET=pinrail would override it"
-            );
-        } else if names.is_empty() {
-            tracing::info!("no usable RDMA port on this host ({})", verbs.path().display());
-        } else {
-            tracing::info!("using {} through {}", names.join(", "), verbs.path().display());
-        }
         let events = Events::new(settings.return_async_events);
         let machine = Machine::from_settings(&settings);
-        Ok(Arc::new(Self {
+        let transport = Arc::new(Self {
             arena: Arena::new(settings.bounce_bytes),
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
@@ -104,7 +94,35 @@ impl Transport {
             verbs,
             devices: Mutex::new(Devices::new(ports)),
             events,
-        }))
+        });
+        transport.announce();
+        Ok(transport)
+    }
+
+    /// Says which devices it has.
+    pub fn announce(&self) {
+        let names: Vec<_> = self
+            .devices()
+            .all_ports()
+            .iter()
+            .map(|p| format!("{} {} Mb/s", p.port.label, p.speed))
+            .collect();
+        let library = self.verbs.path().display();
+        if self.settings.disabled() {
+            tracing::warn!(
+                "NCCL_IB_DISABLE=1 turns pinrail off too; NCCL_NET=pinrail would override it"
+            );
+        } else if names.is_empty() {
+            tracing::info!("no usable RDMA port on this host ({library})");
+        } else {
+            tracing::info!("using {} through {library}", names.join(", "));
+        }
+        let memlock = host::limits::memlock();
+        if !names.is_empty() && memlock.soft.is_some() {
+            tracing::info!(
+                "memory lock limit in bytes: {memlock}; each registration counts against it"
+            );
+        }
     }
 
     /// Whether the kernel has RDMA devices, whatever the library says: then a library that fails is worth a warning.

@@ -720,6 +720,19 @@ impl Ending for RecvComm {
     }
 }
 
+impl Drop for RecvComm {
+    fn drop(&mut self) {
+        if self.copied > 0 {
+            tracing::info!(
+                "{}: {} receives of {} bytes were copied to where they belong",
+                self.peer,
+                self.copied,
+                self.copied_bytes
+            );
+        }
+    }
+}
+
 #[cold]
 fn out_of_region(posted: &Posted<'_>) -> Fault {
     let Posted { addr, len, region, .. } = posted;

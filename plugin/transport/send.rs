@@ -472,6 +472,14 @@ impl SendComm {
     }
 }
 
+impl Drop for SendComm {
+    fn drop(&mut self) {
+        if self.copied_bytes > 0 {
+            tracing::info!("{}: {} bytes were sent from copies", self.peer, self.copied_bytes);
+        }
+    }
+}
+
 #[cold]
 fn out_of_region(addr: u64, len: u32, region: Option<&Region>) -> Fault {
     Box::new(Error::argument(match region {

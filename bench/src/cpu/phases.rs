@@ -9,7 +9,7 @@ use crate::cli::CpuLoop;
 use crate::failure::{Failure, Result};
 use crate::net::abi::TEST_SIZES;
 use crate::net::{Net, Request, log};
-use crate::rank::endpoint::Endpoint;
+use crate::rank::endpoint::{Endpoint, pair};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::time::Duration;
@@ -100,7 +100,8 @@ pub fn run(options: &CpuLoop) -> Result<()> {
     let net = Net::open(&options.plugin, options.abi)?;
     let device = net.devices()?.first().map_or(0, |device| device.index);
     let (listener, handle) = net.listen(device)?;
-    let endpoint = Endpoint::connect(&net, device, listener, handle, BUFFER, TIMEOUT)?;
+    let (send, recv) = pair(&net, device, listener, handle, TIMEOUT)?;
+    let endpoint = Endpoint::new(&net, send, recv, BUFFER, None, TIMEOUT)?;
     let mut driver = Driver { net: &net, endpoint: &endpoint, provider: &provider, vain: 0 };
     for _ in 0..WARMUP {
         driver.message(8)?;

@@ -24,6 +24,14 @@ impl Library {
         Ok(Self { handle, path: path.display().to_string() })
     }
 
+    /// One more reference to a library that is loaded; `None` if it is not.
+    pub fn loaded(path: &Path) -> Option<Self> {
+        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+        // SAFETY: `name` is a NUL-terminated string, and nothing is loaded.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        Some(Self { handle: NonNull::new(handle)?, path: path.display().to_string() })
+    }
+
     /// The path it was opened by.
     pub fn path(&self) -> &str {
         &self.path

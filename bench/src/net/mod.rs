@@ -6,6 +6,7 @@
 pub mod abi;
 mod library;
 pub mod log;
+pub mod softrnic;
 mod table;
 mod transfer;
 

@@ -73,7 +73,7 @@ impl Drop for Buffer {
 }
 
 /// The size of a page. From the C library: rustix looks it up beside the vDSO, which valgrind hides.
-fn page_size() -> usize {
+pub fn page_size() -> usize {
     // SAFETY: sysconf only reads.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)

@@ -6,12 +6,14 @@ pub mod check;
 pub mod endpoint;
 pub mod patience;
 pub mod pingpong;
+pub mod placed;
 pub mod stream;
 
 use crate::failure::{Failure, Result};
 use crate::link::{Command, Reply};
 use crate::net::{Handle, Listener, Net, log};
-use endpoint::Endpoint;
+use endpoint::{Endpoint, pair};
+use placed::Placed;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
@@ -79,7 +81,7 @@ impl State {
                 self.listener = Some(listener);
                 Ok(Reply::Listening { handle: handle.to_vec() })
             }
-            Command::Connect { handle, buffer } => {
+            Command::Connect { handle, buffer, placement } => {
                 let handle: Handle = handle
                     .try_into()
                     .map_err(|_| Failure::new("connect", "the handle is not 128 bytes"))?;
@@ -87,11 +89,13 @@ impl State {
                     .listener
                     .take()
                     .ok_or_else(|| Failure::new("connect", "nothing listens here"))?;
+                let placed = placement.as_ref().map(Placed::new).transpose()?;
                 let net = self.net()?;
-                let endpoint =
-                    Endpoint::connect(net, self.device, listener, handle, buffer, self.timeout)?;
+                let (send, recv) = pair(net, self.device, listener, handle, self.timeout)?;
+                let endpoint = Endpoint::new(net, send, recv, buffer, placed, self.timeout)?;
+                let bounced_pages = endpoint.verify()?;
                 self.endpoint = Some(endpoint);
-                Ok(Reply::Done)
+                Ok(Reply::Connected { bounced_pages })
             }
             Command::Check(plan) => {
                 let rank = self.rank;
@@ -118,6 +122,8 @@ impl State {
                 let endpoint = self.endpoint.take();
                 let net = self.net.take();
                 if let (Some(endpoint), Some(net)) = (endpoint, net.as_ref()) {
+                    // Once more: a plugin may register memory when it is first used.
+                    endpoint.verify()?;
                     endpoint.close(net)?;
                 }
                 net.map_or(Ok(()), Net::close)?;

@@ -5,6 +5,7 @@ mod perftest;
 mod report;
 mod session;
 
+use crate::bounce::{Bounce, Placement};
 use crate::cli::Sweep;
 use crate::failure::{Failure, Result};
 use crate::host::{self, Fabric};
@@ -14,9 +15,9 @@ use crate::rank::check::stride;
 use crate::size;
 use crate::stats::median;
 use perftest::Perftest;
-use report::{Columns, Figures, Row};
+use report::{BOUNCE_GOAL_FROM, Columns, Figures, Row};
 use session::{Plan, Session};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most memory of one rank for the messages of the checked pass.
@@ -31,12 +32,27 @@ const WARMUP_BYTES: usize = 16 << 20;
 /// Receives of a timed pass at least.
 const MIN_COUNT: u64 = 8;
 
+/// The verbs library of a plugin that is told of no other.
+const SYSTEM_LIBRARY: &str = "libibverbs.so.1";
+
 /// One plugin with its two ranks.
 #[derive(Debug)]
 pub struct Subject {
     letter: char,
+    /// Whose message buffers it must reach through copies.
+    bounce: Option<Bounce>,
+    /// Pages of its buffers that are proved to be reached so.
+    bounced_pages: u64,
     path: PathBuf,
     session: Session,
+}
+
+impl Subject {
+    /// Name for messages.
+    fn who(&self) -> String {
+        let kind = if self.bounce.is_some() { " (bounced)" } else { "" };
+        format!("{}{kind}", self.session.name)
+    }
 }
 
 /// Name of the plugin at `index` in an A/B table.
@@ -65,13 +81,13 @@ pub fn run(options: &Sweep) -> Result<()> {
         if i64::from(most) < options.recvs as i64 {
             return Err(Failure::usage(format!("--recvs: the device takes {most} at most")));
         }
-        subject.session.connect(buffer)?;
+        connect(options, &fabric, subject, buffer)?;
     }
     let wrong =
         if options.no_check { None } else { Some(check_all(options, &mut subjects, &sizes)?) };
     let rows = measure_all(options, &fabric, &mut subjects, &sizes, wrong.as_deref())?;
     if let Some(path) = &options.json {
-        write_json(path, &fabric, &subjects, &rows, options)?;
+        report::write_json(path, &fabric, &subjects, &rows, options)?;
     }
     for subject in subjects {
         subject.session.close()?;
@@ -101,7 +117,12 @@ fn open(options: &Sweep, fabric: &Fabric, plugins: Vec<PathBuf>) -> Result<Vec<S
     plugins
         .into_iter()
         .enumerate()
-        .map(|(index, path)| {
+        .flat_map(|(index, path)| {
+            // Direct before bounced: the latter's figures are shown as a share of the former's.
+            let bounced = options.bounce.filter(|_| !options.list).map(Some);
+            std::iter::once(None).chain(bounced).map(move |bounce| (index, path.clone(), bounce))
+        })
+        .map(|(index, path, bounce)| {
             let plan = Plan {
                 plugin: &path,
                 abi: options.abi,
@@ -112,9 +133,26 @@ fn open(options: &Sweep, fabric: &Fabric, plugins: Vec<PathBuf>) -> Result<Vec<S
                 verbose: options.verbose,
             };
             let session = Session::open(&plan, ranks)?;
-            Ok(Subject { letter: letter(index), path, session })
+            Ok(Subject { letter: letter(index), bounce, bounced_pages: 0, path, session })
         })
         .collect()
+}
+
+/// Connects the ranks of a plugin, and in a run that compares proves how their buffers are reached.
+fn connect(options: &Sweep, fabric: &Fabric, subject: &mut Subject, buffer: usize) -> Result<()> {
+    let placement = options.bounce.is_some().then(|| Placement {
+        library: fabric.library().unwrap_or(Path::new(SYSTEM_LIBRARY)).to_owned(),
+        bounce: subject.bounce,
+    });
+    subject.bounced_pages = subject.session.connect(buffer, placement.as_ref())?;
+    if let Some(bounce) = subject.bounce {
+        println!(
+            "# {}: {bounce} buffers, {} pages in simulated CMA that another driver holds: none is in a memory region",
+            subject.who(),
+            subject.bounced_pages
+        );
+    }
+    Ok(())
 }
 
 fn list(subjects: Vec<Subject>) -> Result<()> {
@@ -138,7 +176,9 @@ fn slots(options: &Sweep, size: usize) -> usize {
 
 fn buffer_size(options: &Sweep, size: usize) -> usize {
     let checked = slots(options, size) * stride(size) * options.recvs as usize;
-    if options.no_check { size.max(1) } else { checked }
+    // How many receives a plugin can have in flight on a bounced buffer may depend on the buffer's size, and that must
+    // not depend on whether messages are checked.
+    if options.no_check && options.bounce.is_none() { size.max(1) } else { checked }
 }
 
 /// The checked pass. Wrong messages by plugin and size.
@@ -166,7 +206,7 @@ fn check_all(options: &Sweep, subjects: &mut [Subject], sizes: &[usize]) -> Resu
                     counts.push(wrong_messages);
                     if let Some(text) = wrong {
                         progress.clear();
-                        eprintln!("{}: {}: {text}", subject.session.name, size::show(size));
+                        eprintln!("{}: {}: {text}", subject.who(), size::show(size));
                     }
                 }
             }
@@ -175,7 +215,7 @@ fn check_all(options: &Sweep, subjects: &mut [Subject], sizes: &[usize]) -> Resu
         let wrong: u64 = counts.iter().sum();
         println!(
             "# checked {}: {messages} messages, {bytes} bytes, guards and sizes: {}",
-            subject.session.name,
+            subject.who(),
             if wrong == 0 { "all right".into() } else { format!("{wrong} messages WRONG") }
         );
         all.push(counts);
@@ -190,7 +230,11 @@ fn measure_all(
     sizes: &[usize],
     wrong: Option<&[Vec<u64>]>,
 ) -> Result<Vec<Row>> {
-    let columns = Columns { several: subjects.len() > 1, perftest: options.perftest };
+    let columns = Columns {
+        several: options.plugins.len() > 1,
+        bounced: options.bounce.is_some(),
+        perftest: options.perftest,
+    };
     let device = match fabric {
         Fabric::System { device } => Some(device.clone()),
         _ => options.device.clone(),
@@ -212,10 +256,16 @@ fn measure_all(
     let mut rows = Vec::new();
     for (at, &size) in sizes.iter().enumerate() {
         let reference = (options.perftest && size >= options.perftest_from).then_some(&perftest);
-        let mut row = measure(options, subjects, size, reference, &mut progress)?;
-        for (index, figures) in row.plugins.iter_mut().enumerate() {
+        let (mut all, perftest) = measure(options, subjects, size, reference, &mut progress)?;
+        for (index, figures) in all.iter_mut().enumerate() {
             figures.wrong = wrong.and_then(|wrong| wrong.get(index)?.get(at).copied());
         }
+        let of = |bounced| {
+            let pairs = all.iter().zip(&*subjects);
+            let wanted = pairs.filter(|(_, subject)| subject.bounce.is_some() == bounced);
+            wanted.map(|(figures, _)| figures.clone()).collect()
+        };
+        let row = Row::new(of(false), of(true), perftest);
         progress.clear();
         report::print_row(columns, &row);
         rows.push(row);
@@ -230,14 +280,15 @@ fn measure(
     size: usize,
     reference: Option<&Perftest<'_>>,
     progress: &mut Progress,
-) -> Result<Row> {
+) -> Result<(Vec<Figures>, Vec<f64>)> {
     let window = options.window;
     let members = options.recvs as usize;
     let warmup = ((WARMUP_BYTES / size.max(1)) as u64).clamp(2, window);
     let plan = |warmup, count| {
         Command::Stream(StreamPlan { size, warmup, count, members, window: window as usize })
     };
-    let pass = options.pass_seconds(reference.is_some());
+    let goal = options.bounce.is_some() && size >= BOUNCE_GOAL_FROM;
+    let pass = options.pass_seconds(reference.is_some() || goal);
     let count = match (options.iters, subjects.first_mut()) {
         (Some(count), _) => count,
         (None, Some(first)) => {
@@ -279,7 +330,7 @@ fn measure(
             perftest_gbs.push(reference.bandwidth(size, count * options.recvs)?);
         }
     }
-    let mut plugins = Vec::new();
+    let mut all = Vec::new();
     for (subject, bandwidth_gbs) in subjects.iter_mut().zip(bandwidths) {
         let rate = median(&bandwidth_gbs) * 1e9 / size.max(1) as f64;
         let rounds = ((rate * pass / 4.0) as u64).clamp(5, 5_000);
@@ -291,7 +342,7 @@ fn measure(
             _ => None,
         });
         let (latency_us, latency_p99_us) = latency.unwrap_or_default();
-        plugins.push(Figures {
+        all.push(Figures {
             size,
             count,
             latency_us,
@@ -301,40 +352,7 @@ fn measure(
             wrong: None,
         });
     }
-    Ok(Row { plugins, perftest_gbs })
-}
-
-fn write_json(
-    path: &std::path::Path,
-    fabric: &Fabric,
-    subjects: &[Subject],
-    rows: &[Row],
-    options: &Sweep,
-) -> Result<()> {
-    let plugins: Vec<_> = subjects
-        .iter()
-        .map(|subject| {
-            serde_json::json!({
-                "path": subject.path,
-                "name": subject.session.name,
-                "abi": subject.session.version,
-                "device": subject.session.device,
-            })
-        })
-        .collect();
-    let value = serde_json::json!({
-        "fabric": fabric.describe(),
-        "library": fabric.library(),
-        "plugins": plugins,
-        "window": options.window,
-        "recvs": options.recvs,
-        "rounds": options.rounds(),
-        "rows": rows,
-    });
-    let text = serde_json::to_string_pretty(&value)
-        .map_err(|error| Failure::new("json", error.to_string()))?;
-    std::fs::write(path, text + "\n")
-        .map_err(|error| Failure::io("json", &path.display().to_string(), &error))
+    Ok((all, perftest_gbs))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Two ranks under one roof: starts them, carries commands and handles, and reports the one that fails or dies.
 
+use crate::bounce::Placement;
 use crate::failure::{Failure, Result};
 use crate::host::Fabric;
 use crate::link::{Command, Reply};
@@ -94,8 +95,9 @@ impl Session {
         Ok(session)
     }
 
-    /// Connects the two ranks in both directions, with buffers of so many bytes.
-    pub fn connect(&mut self, buffer: usize) -> Result<()> {
+    /// Connects the two ranks in both directions, with buffers of so many bytes. How many pages of them, in both ranks
+    /// together, are proved to be reached through copies.
+    pub fn connect(&mut self, buffer: usize, placement: Option<&Placement>) -> Result<u64> {
         let replies = self.all(&Command::Listen { device: self.device.index })?;
         let mut handles: Vec<Vec<u8>> = replies
             .into_iter()
@@ -106,10 +108,16 @@ impl Session {
             .collect();
         // Each rank connects to the other's handle.
         handles.reverse();
-        let commands: Vec<Command> =
-            handles.into_iter().map(|handle| Command::Connect { handle, buffer }).collect();
-        self.exchange(&commands)?;
-        Ok(())
+        let commands: Vec<Command> = handles
+            .into_iter()
+            .map(|handle| Command::Connect { handle, buffer, placement: placement.cloned() })
+            .collect();
+        let replies = self.exchange(&commands)?;
+        let pages = replies.iter().map(|reply| match reply {
+            Reply::Connected { bounced_pages } => *bounced_pages,
+            _ => 0,
+        });
+        Ok(pages.sum())
     }
 
     /// Gives both ranks the same command.

@@ -65,6 +65,11 @@ pub(super) struct Group {
     pub(super) requests: [u16; MEMBERS],
 }
 
+/// The most bytes of one work request.
+fn most_at_once(max_message: u32, copied: bool) -> u32 {
+    if copied { max_message.min(CHUNK as u32) } else { max_message }
+}
+
 impl SendComm {
     /// The general case: several members, several lanes, messages above the device's limit.
     #[cold]
@@ -167,7 +172,10 @@ impl SendComm {
         let parts = list.iter().map(|m| stripe::parts(m.len, width)).max().unwrap_or(1);
         let share = stripe::range(longest, width, 0).1;
         let adaptive = self.route.adaptive_threshold.is_some_and(|t| longest > t);
-        let record = list.len() > 1 || adaptive || share > self.route.max_message;
+        let copied = forming.sources.iter().any(Option::is_some);
+        let most = most_at_once(self.route.max_message, copied);
+        // Of a part in several pieces the last alone would tell its size.
+        let record = list.len() > 1 || adaptive || share > most;
         let group = &mut self.groups[slot];
         group.pending = u8::try_from(parts).unwrap_or(u8::MAX);
         group.members = u8::try_from(list.len()).unwrap_or(0);
@@ -275,8 +283,7 @@ impl SendComm {
                 let (base, share) = stripe::range(m.len, width, cursor.part);
                 if cursor.offset < share {
                     let copied = self.forming.sources[cursor.member].is_some();
-                    let most = if copied { max_message.min(CHUNK as u32) } else { max_message };
-                    let bytes = (share - cursor.offset).min(most);
+                    let bytes = (share - cursor.offset).min(most_at_once(max_message, copied));
                     let from = u64::from(base + cursor.offset);
                     let addr = m.addr.wrapping_add(from);
                     let local = Local { addr, len: bytes, lkey: m.lkeys[rail] };

@@ -1,0 +1,43 @@
+/*
+ * A CUDA driver for tests: libcuda.so.1, with the few functions that the plugin looks up and no GPU behind them.
+ *
+ * cuMemHostRegister takes what the driver takes: a short pin on every page, here from the software RNIC's page ledger.
+ * Every call is noted with what it found, so that a test can say in which order things happened.
+ */
+#ifndef FFI_TESTS_FAKECUDA_H
+#define FFI_TESTS_FAKECUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum fake_cuda_name { FAKE_REGISTER = 1, FAKE_UNREGISTER, FAKE_PUSH, FAKE_POP };
+
+struct fake_cuda_call {
+    enum fake_cuda_name name;
+    void *address;
+    size_t size;
+    unsigned flags;
+    uint64_t regions;     /* of the software RNIC, alive during the call */
+    unsigned least_long;  /* long-term pins of the page that has the fewest */
+    unsigned most_short;  /* short pins of the page that has the most, before the call */
+    unsigned pages_in_cma;
+    int result;
+};
+
+/* Makes a context current on the calling thread, or none. */
+void fake_cuda_current(int on);
+/* What cuMemHostRegister answers from now on; 0: success. */
+void fake_cuda_refuse(int code);
+/* Copies the calls so far, at most `room`; returns how many there were. */
+size_t fake_cuda_calls(struct fake_cuda_call *calls, size_t room);
+
+/* The driver's own. */
+int cuInit(unsigned flags);
+int cuCtxGetCurrent(void **context);
+int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **context);
+int cuMemHostRegister_v2(void *address, size_t size, unsigned flags);
+int cuMemHostUnregister(void *address);
+int cuPointerGetAttribute(void *out, int attribute, unsigned long long address);
+
+#endif
