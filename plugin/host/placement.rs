@@ -92,6 +92,10 @@ pub fn place_of(proc: &Proc, sysfs: &Path, zones: &Zones, address: u64) -> Optio
 fn cma_area(sysfs: &Path, pfn: u64) -> Option<String> {
     let number = |path: &Path| text(path)?.trim().parse::<u64>().ok();
     std::fs::read_dir(sysfs.join("kernel/debug/cma")).ok()?.flatten().find_map(|area| {
+        // Of an area in several ranges (hugetlb_cma=, Linux 6.15) the length of each is not told.
+        if area.path().join("ranges/1").exists() {
+            return None;
+        }
         let (base, count) =
             (number(&area.path().join("base_pfn"))?, number(&area.path().join("count"))?);
         let inside = pfn.checked_sub(base).is_some_and(|offset| offset < count);
@@ -167,8 +171,13 @@ mod tests {
             ("kernel/debug/cma/hugetlb0/base_pfn", "100\n"),
             ("kernel/debug/cma/hugetlb0/count", "50\n"),
             ("kernel/debug/cma/damaged/count", "x\n"),
+            ("kernel/debug/cma/several/base_pfn", "300\n"),
+            ("kernel/debug/cma/several/count", "100\n"),
+            ("kernel/debug/cma/several/ranges/0/base_pfn", "300\n"),
+            ("kernel/debug/cma/several/ranges/1/base_pfn", "450\n"),
         ]);
-        let entries = [1u64 << 63 | 149, 1 << 63 | 150, 1 << 63 | 900, 1 << 63, 1 << 63 | 5000];
+        let frames = [149, 150, 900, 0, 5000, 390];
+        let entries = frames.map(|frame| 1u64 << 63 | frame);
         tree.write("self/pagemap", &entries.map(u64::to_ne_bytes).concat());
         let zones = Zones::parse(
             "Node 0, zone Normal\n spanned 500\n start_pfn: 0\nNode 0, zone Movable\n spanned 500\n start_pfn: 500\n",
@@ -178,6 +187,7 @@ mod tests {
         assert_eq!(place(0), Some((149, Place::Cma("hugetlb0".into()))));
         assert_eq!(place(1), Some((150, Place::Zone("Normal".into()))));
         assert_eq!(place(2), Some((900, Place::MovableZone)));
-        assert_eq!((place(3), place(4), place(5)), (None, None, None));
+        assert_eq!((place(3), place(4), place(6)), (None, None, None));
+        assert_eq!(place(5), Some((390, Place::Zone("Normal".into()))));
     }
 }
