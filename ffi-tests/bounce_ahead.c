@@ -326,6 +326,17 @@ static void too_large_after_others(int version)
     net_stop(&net);
 }
 
+/* Each registration takes longer than a diagnosis may: what it must know it finds out all the same. */
+static void slow_registrations(int version)
+{
+    struct desk desk;
+    (void)version;
+    setenv("SOFTRNIC_REG_US", "600000", 1);
+    desk_open(&desk, 12, BOTH, SIZE);
+    held_message(&desk.pair, &desk.from, desk.from_mr, SIZE, &desk.to, desk.to_mr, SIZE, 1);
+    desk_close(&desk);
+}
+
 /* ---- nothing in the way -------------------------------------------------------------------------------------- */
 
 /* All memory lies where it may not stay and nobody holds it: it is moved when it is registered, and nothing is copied. */
@@ -362,5 +373,6 @@ const struct ffi_case ffi_cases[] = {
     EACH(in_the_wrong_place_only),
     ONCE(set_aside_with_every_device),
     ONCE(machines),
+    ONCE(slow_registrations),
     {0},
 };

@@ -1,10 +1,8 @@
 /*
  * Many transfers at once over buffers that are reached through copies: windows that fill all room and must wait, messages
- * longer than the room there is, streams between processes, the marker of an optional completion, flushes, and a thread
- * that registers more of them meanwhile.
+ * longer than the room there is, streams between processes, the marker of an
+ * optional completion, flushes.
  */
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,6 +52,56 @@ static void thirty_two_of_one_buffer(int version)
     }
     desk_close(&desk);
 }
+
+/* Receives into the buffer that is copied to and into one that is not by turns, sends from either, tested in any order. */
+static void mixed_in_flight(int version, const char *qps, const char *split)
+{
+    enum { SLOT = 20000 };
+    struct desk desk;
+    void *receives[DEPTH], *sends[DEPTH];
+    size_t lengths[DEPTH];
+    int order[DEPTH];
+    uint64_t random = 0x313D;
+    setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
+    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", split, 1);
+    desk_open(&desk, version, BOTH, DEPTH * SLOT);
+    struct guarded from = held_new(DEPTH * SLOT, 1, false), to = held_new(DEPTH * SLOT, 2, false);
+    void *from_mr = register_direct(&desk.net, desk.pair.send, &from), *to_mr = register_direct(&desk.net, desk.pair.recv, &to);
+    for (int round = 0; round < 20; round++) {
+        uint64_t there = next_random(&random), here = next_random(&random);
+        guarded_reset(&desk.to);
+        guarded_reset(&to);
+        for (int i = 0; i < DEPTH; i++) {
+            struct guarded *into = here >> i & 1 ? &desk.to : &to;
+            order[i] = i;
+            lengths[i] = next_random(&random) % SLOT;
+            receives[i] = irecv(&desk.net, desk.pair.recv, into->data + i * SLOT, SLOT, 3, here >> i & 1 ? desk.to_mr : to_mr);
+        }
+        for (int i = 0; i < DEPTH; i++) {
+            struct guarded *source = there >> i & 1 ? &desk.from : &from;
+            pattern_fill(source->data + i * SLOT, lengths[i], (uint64_t)(round * DEPTH + i));
+            void *mr = there >> i & 1 ? desk.from_mr : from_mr;
+            sends[i] = isend(&desk.net, desk.pair.send, source->data + i * SLOT, lengths[i], 3, mr);
+        }
+        shuffle(order, DEPTH, &random);
+        for (int k = 0; k < DEPTH; k++) CHECK_EQ(wait_size(&desk.net, receives[order[k]]), lengths[order[k]]);
+        for (int k = 0; k < DEPTH; k++) CHECK_EQ(wait_size(&desk.net, sends[order[k]]), lengths[order[k]]);
+        for (int i = 0; i < DEPTH; i++) {
+            bool copied = here >> i & 1;
+            uint64_t key = (uint64_t)(round * DEPTH + i);
+            CHECK_PART(&desk.to, (size_t)i * SLOT, SLOT, copied ? lengths[i] : 0, key);
+            CHECK_PART(&to, (size_t)i * SLOT, SLOT, copied ? 0 : lengths[i], key);
+        }
+    }
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, from_mr));
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, to_mr));
+    held_free(&from);
+    held_free(&to);
+    desk_close(&desk);
+}
+
+static void mixed_with_direct_ones(int version) { mixed_in_flight(version, "1", "0"); }
+static void mixed_with_direct_ones_on_4_qps(int version) { mixed_in_flight(version, "4", "1"); }
 
 /* Two receives of a whole buffer: the second has no room until the first was copied out. */
 static void no_room_for_the_second(int version)
@@ -143,11 +191,13 @@ static void long_one_first(int version, enum ends held, int count)
     struct desk desk;
     void *receives[DEPTH], *sends[DEPTH];
     desk_open(&desk, version, held, LONG + DEPTH * SHORT);
+    struct guarded plain = held_new(DEPTH * SHORT, 1, false); /* every other one behind it could take the short way */
+    void *plain_mr = register_direct(&desk.net, desk.pair.send, &plain);
     for (int stepped = 0; stepped < 2; stepped++) {
         guarded_reset(&desk.to);
         for (int i = 0; i < count; i++) {
             size_t size = i ? SHORT : LONG, at = i ? LONG + (size_t)(i - 1) * SHORT : 0;
-            pattern_fill(desk.from.data + at, size, 0x10A6u + (unsigned)i);
+            pattern_fill(i % 2 ? plain.data + i * SHORT : desk.from.data + at, size, 0x10A6u + (unsigned)i);
             receives[i] = desk_irecv(&desk, at, size, 7); /* one tag: order is all that tells them apart */
             if (!receives[i]) FAIL("receive %d of %d would block", i + 1, count);
         }
@@ -155,20 +205,25 @@ static void long_one_first(int version, enum ends held, int count)
         WAIT_UNTIL((sends[0] = desk_isend(&desk, 0, LONG, 7)), "the long send");
         uint64_t released = 0;
         while (stepped && !is_done(&desk.net, sends[0], NULL)) {
-            if (released + CHUNKS < LONG / CHUNK) CHECK_PTR(desk_isend(&desk, LONG, SHORT, 7), NULL); /* some of it is not under way */
+            if (released + CHUNKS < LONG / CHUNK) /* some of it is not under way */
+                CHECK_PTR(try_isend(&desk.net, desk.pair.send, plain.data + SHORT, SHORT, 7, plain_mr), NULL);
             CHECK(!is_done(&desk.net, receives[1], NULL));
             released += rnic_release(1);
         }
         if (stepped && released < LONG / CHUNK) FAIL("%llu pieces for %d bytes", (unsigned long long)released, LONG);
         rnic_hold(false);
-        for (int i = 1; i < count; i++)
-            WAIT_UNTIL((sends[i] = desk_isend(&desk, LONG + (size_t)(i - 1) * SHORT, SHORT, 7)), "a send behind it");
+        for (int i = 1; i < count; i++) {
+            uint8_t *from = i % 2 ? plain.data + i * SHORT : desk.from.data + LONG + (i - 1) * SHORT;
+            sends[i] = isend(&desk.net, desk.pair.send, from, SHORT, 7, i % 2 ? plain_mr : desk.from_mr);
+        }
         if (!stepped) CHECK_EQ(wait_size(&desk.net, sends[0]), LONG);
         for (int i = 1; i < count; i++) CHECK_EQ(wait_size(&desk.net, sends[i]), SHORT);
         for (int i = count - 1; i >= 0; i--) CHECK_EQ(wait_size(&desk.net, receives[i]), i ? SHORT : LONG);
         for (int i = 0; i < count; i++)
             CHECK_PART(&desk.to, i ? LONG + (size_t)(i - 1) * SHORT : 0, i ? SHORT : LONG, i ? SHORT : LONG, 0x10A6u + (unsigned)i);
     }
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, plain_mr));
+    held_free(&plain);
     desk_close(&desk);
 }
 
@@ -331,61 +386,10 @@ static void flush_reads_no_copies(int version)
     desk_close(&desk);
 }
 
-/* ---- two threads --------------------------------------------------------------------------------------------- */
-
-struct clerk {
-    const struct pair *pair;
-    struct guarded memory;
-    atomic_bool go_on;
-    int registrations;
-};
-
-/* The service thread: registers and deregisters on both communicators while the other thread moves data. */
-static void *clerk_work(void *argument)
-{
-    struct clerk *clerk = argument;
-    const struct net *net = clerk->pair->net;
-    uint64_t random = 77;
-    while (clerk->registrations < 96 || atomic_load(&clerk->go_on)) {
-        void *mrs[8], *comms[8];
-        for (int i = 0; i < 8; i++) {
-            size_t offset = next_random(&random) % (clerk->memory.size - 1);
-            size_t size = 1 + next_random(&random) % (clerk->memory.size - offset);
-            comms[i] = i % 2 ? clerk->pair->send : clerk->pair->recv;
-            mrs[i] = register_host_(net, comms[i], clerk->memory.data + offset, size);
-        }
-        for (int i = 0; i < 8; i++) CHECK_OK(net_dereg_mr(net, comms[(i * 3) % 8], mrs[(i * 3) % 8]));
-        clerk->registrations += 8;
-    }
-    return NULL;
-}
-
-static void registrations_during_traffic(int version)
-{
-    enum { SIZE = 200000 };
-    struct desk desk;
-    pthread_t thread;
-    desk_open(&desk, version, BOTH, SIZE);
-    struct clerk clerk = {.pair = &desk.pair, .memory = held_new(1 << 20, 0, true), .go_on = true};
-    CHECK_EQ(pthread_create(&thread, NULL, clerk_work, &clerk), 0);
-    for (int i = 0; i < 200; i++) {
-        held_message(&desk.pair, &desk.from, desk.from_mr, (size_t)(i * 7919) % SIZE, &desk.to, desk.to_mr, SIZE, (uint64_t)i);
-        if (i % 10) continue;
-        CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, desk.from_mr));
-        CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, desk.to_mr));
-        desk.from_mr = register_bounced(&desk.net, desk.pair.send, &desk.from);
-        desk.to_mr = register_bounced(&desk.net, desk.pair.recv, &desk.to);
-    }
-    atomic_store(&clerk.go_on, false);
-    CHECK_EQ(pthread_join(thread, NULL), 0);
-    CHECK(!is_registered(&clerk.memory));
-    CHECK_BUFFER(&clerk.memory, 0, 0);
-    held_free(&clerk.memory);
-    desk_close(&desk);
-}
-
 const struct ffi_case ffi_cases[] = {
     EACH(thirty_two_of_one_buffer),
+    EACH(mixed_with_direct_ones),
+    EACH(mixed_with_direct_ones_on_4_qps),
     EACH(no_room_for_the_second),
     EACH(more_groups_than_room),
     EACH(longer_than_all_chunks),
@@ -395,6 +399,5 @@ const struct ffi_case ffi_cases[] = {
     EACH(stream_between_copies),
     EACH(marker_means_nothing_here),
     EACH(flush_reads_no_copies),
-    EACH(registrations_during_traffic),
     {0},
 };

@@ -145,6 +145,6 @@ extern "C" fn host_free(pointer: *mut c_void) -> Freed {
 /// cbindgen:ignore
 #[cfg(feature = "provoke-panic")]
 #[unsafe(no_mangle)]
-pub extern "C" fn pinrail_provoke_panic() -> std::ffi::c_int {
-    crate::abi::boundary::enter("pinrail_provoke_panic", || panic!("provoked"))
+pub extern "C" fn pinrail_provoke_panic() -> c_int {
+    boundary::enter("pinrail_provoke_panic", || panic!("provoked"))
 }

@@ -121,6 +121,7 @@ fn explain(
         },
         live: Live { regions: live, ..Live::default() },
         own_pinned: Some(counter(c"pinned_bytes")),
+        held: Vec::new(),
         direction: None,
         peer: None,
         comm: None,

@@ -258,6 +258,8 @@ programs! {
     bounce_flight {
         each: [
             thirty_two_of_one_buffer,
+            mixed_with_direct_ones,
+            mixed_with_direct_ones_on_4_qps,
             no_room_for_the_second,
             more_groups_than_room,
             longer_than_all_chunks,
@@ -267,8 +269,11 @@ programs! {
             stream_between_copies,
             marker_means_nothing_here,
             flush_reads_no_copies,
-            registrations_during_traffic,
         ],
+        once: []
+    }
+    bounce_threads {
+        each: [registrations_during_traffic, pairs_of_their_own],
         once: []
     }
     bounce_life {
@@ -294,7 +299,7 @@ programs! {
             too_large_after_others,
             in_the_wrong_place_only,
         ],
-        once: [set_aside_with_every_device, machines]
+        once: [set_aside_with_every_device, machines, slow_registrations]
     }
     hostmem {
         each: [

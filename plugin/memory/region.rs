@@ -1,6 +1,7 @@
 //! A range of memory registered on every rail of a communicator: what a memory handle (`mhandle`) points at.
 
 use super::bounce::Bounced;
+use super::ledger::PinRecord;
 use super::registry::Registered;
 use crate::verbs::wr::Local;
 use std::collections::HashMap;
@@ -53,21 +54,28 @@ struct Table {
 /// What a region needs for as long as it may be used.
 #[derive(Debug)]
 enum Backing {
-    Registered(#[expect(dead_code, reason = "kept alive")] Vec<Arc<Registered>>),
+    Registered {
+        #[expect(dead_code, reason = "kept alive")]
+        registered: Vec<Arc<Registered>>,
+        /// What is recorded of a pin that somebody else took before.
+        _earlier: Option<PinRecord>,
+    },
     Bounced(Arc<Bounced>),
 }
 
 impl Regions {
-    /// A region over one registration per rail, in rail order, for the range the caller asked for.
+    /// A region over one registration per rail, in rail order, for the range the caller asked for. `earlier`: what is
+    /// recorded of a pin that somebody else took before.
     pub fn add(
         &self,
         addr: usize,
         len: usize,
         kind: RegionKind,
         registered: Vec<Arc<Registered>>,
+        earlier: Option<PinRecord>,
     ) -> Region {
         let region = Region::bare(addr, len, kind, &registered);
-        self.keep(region, Backing::Registered(registered))
+        self.keep(region, Backing::Registered { registered, _earlier: earlier })
     }
 
     /// A region of host memory that is reached through copies.

@@ -30,11 +30,12 @@ use crate::config::{RegFallback, Settings};
 use crate::error::Result;
 use crate::host;
 use crate::host::sysfs::Sysfs;
+use crate::memory::Gate;
 use crate::memory::arena::Arena;
 use crate::memory::bounce::Chunks;
+use crate::memory::contract::Claim;
 use crate::memory::diagnosis::{Direction, Machine, Reporter};
 use crate::memory::region::Regions;
-use crate::memory::{Gate, Registry};
 use crate::verbs::Verbs;
 use address::PortAddress;
 use channel::Channel;
@@ -67,6 +68,8 @@ pub struct Transport {
     risk: Option<String>,
     /// Whether memory was set aside since something began to use the plugin, or that was tried.
     prepared: AtomicBool,
+    /// How CUDA pins host memory, once somebody asked.
+    cuda_contract: OnceLock<Claim>,
 }
 
 impl Transport {
@@ -89,6 +92,7 @@ impl Transport {
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
+            cuda_contract: OnceLock::new(),
             machine,
             settings,
             verbs,
@@ -167,20 +171,16 @@ impl Transport {
         if self.prepared.swap(true, Ordering::Relaxed) {
             return;
         }
-        let ports = self.devices().all_ports().to_vec();
-        let mut registries: Vec<Arc<Registry>> = Vec::new();
-        for port in ports {
-            match port.open(&self.verbs) {
-                Ok(open) if registries.iter().any(|r| Arc::ptr_eq(r, &open.registry)) => {}
-                Ok(open) => registries.push(Arc::clone(&open.registry)),
-                Err(e) => tracing::warn!("{e}"),
+        let set_aside = self.registries().and_then(|all| {
+            if all.is_empty() {
+                Ok(false)
+            } else {
+                self.arena.set_aside(AHEAD, &all).map(|()| true)
             }
-        }
-        if registries.is_empty() {
-            return;
-        }
-        match self.arena.set_aside(AHEAD, &registries) {
-            Ok(()) => tracing::info!(
+        });
+        match set_aside {
+            Ok(false) => {}
+            Ok(true) => tracing::info!(
                 "{} bytes are pinned ahead for buffers that cannot be pinned later: {risk}",
                 self.arena.bytes()
             ),

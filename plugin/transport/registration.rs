@@ -4,12 +4,13 @@
 use super::device::Rail;
 use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
+use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
 use crate::memory::bounce::{Bounced, Chunks, copy_rate};
 use crate::memory::diagnosis::{
     Attempt, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
 };
-use crate::memory::ledger::{PinLedger, Purpose};
+use crate::memory::ledger::{Ender, Pin, PinLedger, PinRecord, Pinner, Purpose};
 use crate::memory::registry::{Registered, Registry};
 use crate::memory::{GateState, Given, PageOwned, Region, RegionKind};
 use crate::verbs::mr::Access;
@@ -73,8 +74,9 @@ impl CommShared {
         let (addr, len) = (given.addr(), given.len());
         // Memory from pinrail_host_alloc, whatever kind of pointer the caller takes it for.
         if let Some(registered) = self.known(addr, len) {
-            return Ok(self.regions.add(addr, len, kind, registered));
+            return Ok(self.regions.add(addr, len, kind, registered, None));
         }
+        let earlier = self.transport.earlier_pin(addr, len);
         let wanted = Wanted { addr, len, kind, dmabuf: None };
         let lacking = self.rails.iter().find(|r| !r.device.peer_memory);
         if let Some(rail) = lacking.filter(|_| kind == RegionKind::Cuda) {
@@ -87,7 +89,9 @@ impl CommShared {
         }
         let register = |registry: &Arc<Registry>, access| registry.register(addr, len, access);
         let refused = match self.on_all_rails(wanted, register)? {
-            Ok(registered) => return Ok(self.regions.add(addr, len, kind, registered)),
+            Ok(registered) => {
+                return Ok(self.regions.add(addr, len, kind, registered, earlier));
+            }
             Err(refused) => refused,
         };
         let report = self.diagnose(wanted, &refused);
@@ -95,7 +99,7 @@ impl CommShared {
             && let Ok(registered) = self.on_all_rails(wanted, register)?
         {
             tracing::info!("{}; it worked when tried again", refused.error);
-            return Ok(self.regions.add(addr, len, kind, registered));
+            return Ok(self.regions.add(addr, len, kind, registered, earlier));
         }
         // Memory that was pinned ahead helps against whatever keeps the kernel from giving more.
         let ahead = refused.error.errno() == Some(libc::ENOMEM)
@@ -161,7 +165,7 @@ impl CommShared {
             registry.register_dmabuf(addr, len, fd, offset, access)
         };
         match self.on_all_rails(wanted, register)? {
-            Ok(registered) => Ok(self.regions.add(addr, len, kind, registered)),
+            Ok(registered) => Ok(self.regions.add(addr, len, kind, registered, None)),
             Err(refused) => Err(self.explain(wanted, refused)),
         }
     }
@@ -216,6 +220,18 @@ impl CommShared {
 }
 
 impl Transport {
+    /// Records that CUDA holds host memory that is about to be registered, if a driver is there and knows it. What
+    /// others may hold nobody can tell.
+    fn earlier_pin(&self, addr: usize, len: usize) -> Option<PinRecord> {
+        let driver = Driver::loaded()?;
+        if driver.kind(addr as u64) != MemoryKind::Host {
+            return None;
+        }
+        let contract = self.cuda_contract();
+        let pin = Pin { by: Pinner::Cuda, api: "", contract, ends: Ender::Maker };
+        PinLedger::process().pin(addr..addr.checked_add(len)?, pin, &[]).ok()
+    }
+
     /// Finds out why memory of the plugin's own, `len` bytes, could not be registered with `rails`, and tells. Any other
     /// error, and one that is over when other memory is tried, is left as it is.
     pub(crate) fn explain_own(&self, error: Error, rails: &[Rail], len: usize) -> Error {
@@ -273,6 +289,8 @@ impl Transport {
             },
             live: Live { regions, bytes, peak_regions, peak_bytes },
             own_pinned: Some(PinLedger::process().pinned_bytes()),
+            held: PinLedger::process()
+                .describe(wanted.addr..wanted.addr.saturating_add(wanted.len)),
             direction: whose.map(|whose| whose.direction),
             peer: whose.map(|whose| whose.peer.to_string()),
             comm: whose.and_then(|whose| whose.comm_id),

@@ -51,6 +51,8 @@ pub struct Failure {
     /// Bytes that this process holds pinned for devices, in whole pages of each registration. For a kernel or library
     /// that does not count them in `VmPin`.
     pub own_pinned: Option<u64>,
+    /// What the ledger says about any part of the range: who holds it, and how.
+    pub held: Vec<String>,
     /// Which way data would flow.
     pub direction: Option<Direction>,
     /// The peer of the communicator.

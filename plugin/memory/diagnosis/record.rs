@@ -94,6 +94,7 @@ fn request(f: &Failure) -> Value {
         "pointer": f.kind_word(),
         "fd": f.fd,
         "offset": f.fd.map(|_| f.offset),
+        "held": f.held,
         "direction": f.direction.map(|direction| direction.word()),
         "peer": f.peer,
         "comm": f.comm.map(hex),

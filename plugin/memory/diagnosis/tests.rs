@@ -75,6 +75,7 @@ fn failure(errno: i32, pages: u64) -> Failure {
         limits: DeviceLimits { max_mr: Some(1000), max_mr_size: Some(1 << 40) },
         live: Live { regions: 5, bytes: 1 << 20, peak_regions: 7, peak_bytes: 2 << 20 },
         own_pinned: None,
+        held: Vec::new(),
         direction: Some(Direction::Receive),
         peer: Some("node7 pid 4711\n".into()),
         comm: Some(0xabcd),
