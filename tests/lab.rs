@@ -102,6 +102,13 @@ fn the_first_pin_decides_whether_a_page_registers() {
     list("matrix", &["--tries", "3", "cma", "zone"]);
 }
 
+/// Buffers like those: the reason is named and the data are copied. And the plugin's own memory, where each new page is
+/// of that kind.
+#[test]
+fn the_plugin_goes_on_where_a_page_does_not_register() {
+    list("bounce", &["cma", "zone"]);
+}
+
 #[test]
 fn rdma_core_withholds_pages_from_children() {
     list("fork", &[]);

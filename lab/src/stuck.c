@@ -6,7 +6,7 @@
  * LAB_FRAMES: "FIRST END", the frames in which a long-term pin is forbidden. LAB_PLACE: "cma" or "zone", what they are.
  */
 #define ffi_cases of_softrnic
-#include "verdicts.c" /* for its records and its limit */
+#include "verdicts.c" /* its stage and its records */
 #undef ffi_cases
 
 #include "frames.h"
