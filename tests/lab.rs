@@ -68,6 +68,15 @@ fn a_guest_that_does_not_boot_is_tried_three_times() {
 }
 
 #[test]
+fn a_guest_that_panics_before_its_command_is_tried_three_times() {
+    let output = guest(&["--no-rdma", "--append", "rdinit=/no-such-file", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = text(&output.stderr);
+    assert_eq!(said.matches("starting it again").count(), 2, "{said}");
+    assert!(said.contains("Kernel panic - not syncing"), "{said}");
+}
+
+#[test]
 fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
