@@ -104,8 +104,22 @@ compile() {
     shift 2
     command -v "$cc" >/dev/null || die "no C compiler: apt-get install gcc libc6-dev"
     mkdir -p "$out/bin"
-    [ "$out/bin/$name" -nt "$source" ] && [ "$out/bin/$name" -nt "$lab/lib.sh" ] && return
+    [ -z "$(find "$source" "$lab"/src/*.h "$lab/lib.sh" -newer "$out/bin/$name" 2>&1)" ] && return
     "$cc" -std=gnu11 -O2 -g -Wall -Wextra -Werror -I"$tools/usr/include" -L"$libs" -o "$out/bin/$name.new" "$source" "$@" ||
         die "cannot compile $source"
     mv "$out/bin/$name.new" "$out/bin/$name"
+}
+
+# compile_cases NAME SOURCE INCLUDED [FLAG...]: one more program of ffi-tests with cases of the lab's own, NAME below
+# lab/out/bin. SOURCE includes ffi-tests/INCLUDED and is linked with what all of ffi-tests share.
+compile_cases() {
+    local name=$1 source=$2 included=$repo/ffi-tests/$3 file
+    shift 3
+    local objects=("$repo"/target/ffi-tests/{harness,payload,observe,net,pair,softrnic}.o)
+    [ -d "$repo/target/ffi-tests" ] || die "no $repo/target/ffi-tests: run make -f ffi-tests/ffi.mk"
+    mkdir -p "$(dirname "$out/bin/$name")"
+    for file in "${objects[@]}" "$included"; do
+        [ "$out/bin/$name" -nt "$file" ] || rm -f "$out/bin/$name"
+    done
+    compile "$name" "$source" -D_GNU_SOURCE -I"$repo/ffi-tests" "${objects[@]}" -pthread -ldl "$@"
 }

@@ -68,6 +68,15 @@ fn a_guest_that_does_not_boot_is_tried_three_times() {
 }
 
 #[test]
+fn a_guest_that_panics_before_its_command_is_tried_three_times() {
+    let output = guest(&["--no-rdma", "--append", "rdinit=/no-such-file", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = text(&output.stderr);
+    assert_eq!(said.matches("starting it again").count(), 2, "{said}");
+    assert!(said.contains("Kernel panic - not syncing"), "{said}");
+}
+
+#[test]
 fn the_kernels_rdma_devices_work() {
     list("check", &[]);
 }
@@ -100,6 +109,13 @@ fn the_bench_runs_through_the_kernel() {
 #[test]
 fn the_first_pin_decides_whether_a_page_registers() {
     list("matrix", &["--tries", "3", "cma", "zone"]);
+}
+
+/// Buffers like those: the reason is named and the data are copied. And the plugin's own memory, where each new page is
+/// of that kind.
+#[test]
+fn the_plugin_goes_on_where_a_page_does_not_register() {
+    list("bounce", &["cma", "zone"]);
 }
 
 #[test]

@@ -49,3 +49,16 @@ finish() {
     [ ${#failed[@]} -eq 0 ] || printf '  failed: %s\n' "${failed[@]}"
     [ "$passed" -gt 0 ] && [ ${#failed[@]} -eq 0 ]
 }
+
+# movable_frames: page frames in which a long-term pin is forbidden, "FIRST END cma" or "FIRST END zone"; nothing if the
+# boot log names no CMA reserve and there is no ZONE_MOVABLE
+movable_frames() {
+    local mib address
+    read -r mib address < <(dmesg | sed -n 's/.*cma: Reserved \([0-9]*\) MiB at 0x\([0-9a-f]*\).*/\1 0x\2/p') || true
+    if [ -n "${address-}" ]; then
+        echo "$((address / 4096)) $((address / 4096 + mib * 256)) cma"
+    else
+        awk '/^Node/ { zone = $4 } zone != "Movable" { next } $1 == "spanned" { n = $2 }
+             $1 == "start_pfn:" && n { print $2, $2 + n, "zone" }' /proc/zoneinfo
+    fi
+}

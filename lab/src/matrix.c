@@ -26,14 +26,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "frames.h"
 #include "pinlab.h"
 
-enum { PAGE = 4096, CHUNK = 4 << 20, MAX_CHUNKS = 512 };
+enum { PAGE = FRAME_SIZE };
 enum { NONE, SHORT, LONG };
 
 static const struct {
@@ -53,9 +51,9 @@ static const struct {
 enum { CASES = sizeof cases / sizeof *cases };
 
 static struct ibv_pd *pd;
-static int module = -1, pagemap = -1;
+static int module = -1;
 static bool pin_by_module;
-static uint64_t range_first, range_end;
+static struct frames forbidden; // without the module
 static size_t size;
 
 static void stop(const char *format, ...) {
@@ -90,12 +88,9 @@ static struct place place_of(const char *p) {
         const char *where = at.flags & PINLAB_CMA ? "CMA" : at.flags & PINLAB_ZONE_MOVABLE ? "ZONE_MOVABLE" : type;
         return (struct place){at.pfn, at.flags != 0, where};
     }
-    uint64_t entry;
-    if (pread(pagemap, &entry, sizeof entry, (uintptr_t)p / PAGE * sizeof entry) != sizeof entry || !(entry >> 63))
-        stop("no page at %p", (const void *)p);
-    uint64_t pfn = entry & ((1ull << 55) - 1);
-    if (!pfn) stop("/proc/self/pagemap hides page numbers: run as root");
-    bool movable = pfn >= range_first && pfn < range_end;
+    uint64_t pfn = frame_of(p);
+    if (!pfn) stop("no page at %p, or /proc/self/pagemap hides page numbers: run as root", (const void *)p);
+    bool movable = frames_have(forbidden, p);
     return (struct place){pfn, movable, movable ? "in range" : "elsewhere"};
 }
 
@@ -112,39 +107,13 @@ static const char *describe(struct place at, char *text) {
     return text;
 }
 
-// Anonymous memory, touched until some of it lies where a long-term pin is forbidden; the rest is given back.
-static char *movable_pages(void) {
-    static char *chunks[MAX_CHUNKS];
-    char *found = NULL;
-    int n = 0;
-    while (n < MAX_CHUNKS && !found) {
-        char *p = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) break;
-        madvise(p, CHUNK, MADV_NOHUGEPAGE); // else huge pages decide the placement
-        chunks[n++] = p;
-        size_t run = 0;
-        for (size_t i = 0; i < CHUNK && !found; i += PAGE) {
-            p[i] = 1;
-            run = place_of(p + i).movable ? run + PAGE : 0;
-            if (run == size) found = p + i + PAGE - size;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        char *p = chunks[i], *end = p + CHUNK;
-        if (found < p || found >= end) {
-            munmap(p, CHUNK);
-            continue;
-        }
-        if (found > p) munmap(p, found - p);
-        if (found + size < end) munmap(found + size, end - found - size);
-    }
-    return found;
-}
+static bool is_movable(const char *page) { return place_of(page).movable; }
 
 // ---- pins
 
 struct pin {
-    int kind, pipe[2];
+    int kind;
+    struct short_pin pipe;
     struct ibv_mr *mr;
 };
 
@@ -159,11 +128,8 @@ static struct pin take(int kind, char *p) {
     } else if (kind == LONG) { // without the module: another region
         pin.mr = reg(p);
         if (!pin.mr) stop("long-term pin by another region: %s", strerror(errno));
-    } else {
-        struct iovec io = {p, size};
-        if (pipe(pin.pipe) || fcntl(pin.pipe[1], F_SETPIPE_SZ, (int)size) < 0) stop("pipe: %s", strerror(errno));
-        if (vmsplice(pin.pipe[1], &io, 1, SPLICE_F_NONBLOCK) != (ssize_t)size) stop("vmsplice: %s", strerror(errno));
-    }
+    } else if (!short_pin_take(&pin.pipe, p, size))
+        stop("vmsplice: %s", strerror(errno));
     return pin;
 }
 
@@ -173,10 +139,8 @@ static void drop(struct pin *pin) {
         ioctl(module, PINLAB_UNPIN);
     else if (pin->mr)
         ibv_dereg_mr(pin->mr);
-    else {
-        close(pin->pipe[0]);
-        close(pin->pipe[1]);
-    }
+    else
+        short_pin_drop(&pin->pipe);
     pin->kind = NONE;
 }
 
@@ -204,7 +168,7 @@ static unsigned char byte_at(size_t i, unsigned seed) { return (unsigned char)(i
 static const char *attempt(int c, unsigned seed) {
     struct outcome *o = &last[c];
     const char *wrong = NULL;
-    char *p = movable_pages();
+    char *p = find_pages(size, is_movable);
     if (!p) stop("no memory in CMA or ZONE_MOVABLE found: is the guest started with cma= or movablecore=?");
     for (size_t i = 0; i < size; i++) p[i] = (char)byte_at(i, seed);
     o->start = place_of_all(p);
@@ -256,13 +220,11 @@ int main(int argc, char **argv) {
     module = open("/dev/pinlab", O_RDWR | O_CLOEXEC);
     if (pin_by_module && module < 0) stop("/dev/pinlab: %s", strerror(errno));
     if (argc == 7) {
-        range_first = strtoull(argv[5], NULL, 0);
-        range_end = strtoull(argv[6], NULL, 0);
+        forbidden.first = strtoull(argv[5], NULL, 0);
+        forbidden.end = strtoull(argv[6], NULL, 0);
     } else if (module < 0)
         stop("without /dev/pinlab the range of page frames is needed");
     if (tries < 1 || size < PAGE || size > CHUNK) stop("1 try and 1 to %d pages at least", CHUNK / PAGE);
-    pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    if (pagemap < 0) stop("/proc/self/pagemap: %s", strerror(errno));
 
     struct ibv_device **list = ibv_get_device_list(&n);
     for (int i = 0; i < n && !pd; i++) {

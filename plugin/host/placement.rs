@@ -80,7 +80,7 @@ pub enum Place {
 /// Where the page at an address lies; `None` where the kernel does not tell this process.
 pub fn place_of(proc: &Proc, sysfs: &Path, zones: &Zones, address: u64) -> Option<(u64, Place)> {
     let Frame::Number(pfn) = Frame::at(proc, address)? else { return None };
-    if let Some(area) = cma_area(sysfs, pfn) {
+    if let Some(area) = cma_area(sysfs, pfn).or_else(|| handover_area(sysfs, pfn)) {
         return Some((pfn, Place::Cma(area)));
     }
     let zone = zones.of(pfn)?;
@@ -92,11 +92,32 @@ pub fn place_of(proc: &Proc, sysfs: &Path, zones: &Zones, address: u64) -> Optio
 fn cma_area(sysfs: &Path, pfn: u64) -> Option<String> {
     let number = |path: &Path| text(path)?.trim().parse::<u64>().ok();
     std::fs::read_dir(sysfs.join("kernel/debug/cma")).ok()?.flatten().find_map(|area| {
+        // Of an area in several ranges (hugetlb_cma=, Linux 6.15) the length of each is not told.
+        if area.path().join("ranges/1").exists() {
+            return None;
+        }
         let (base, count) =
             (number(&area.path().join("base_pfn"))?, number(&area.path().join("count"))?);
         let inside = pfn.checked_sub(base).is_some_and(|offset| offset < count);
         inside.then(|| area.file_name().to_string_lossy().into_owned())
     })
+}
+
+/// The same for what kexec handover keeps free for the next kernel and lends out until then: a line for each range,
+/// addresses in one file and lengths in the other.
+fn handover_area(sysfs: &Path, pfn: u64) -> Option<String> {
+    let numbers = |name: &str| -> Option<Vec<u64>> {
+        let text = text(&sysfs.join("kernel/debug/kho/out").join(name))?;
+        let hex = |line: &str| u64::from_str_radix(line.trim().strip_prefix("0x")?, 16).ok();
+        text.lines().map(hex).collect()
+    };
+    let address = pfn.checked_mul(page_size())?;
+    let (starts, lengths) = (numbers("scratch_phys")?, numbers("scratch_len")?);
+    let mut ranges = starts.iter().zip(&lengths);
+    let inside = |(start, len): (&u64, &u64)| {
+        address.checked_sub(*start).is_some_and(|offset| offset < *len)
+    };
+    ranges.any(inside).then(|| "kexec handover".into())
 }
 
 #[cfg(test)]
@@ -167,8 +188,16 @@ mod tests {
             ("kernel/debug/cma/hugetlb0/base_pfn", "100\n"),
             ("kernel/debug/cma/hugetlb0/count", "50\n"),
             ("kernel/debug/cma/damaged/count", "x\n"),
+            ("kernel/debug/cma/several/base_pfn", "300\n"),
+            ("kernel/debug/cma/several/count", "100\n"),
+            ("kernel/debug/cma/several/ranges/0/base_pfn", "300\n"),
+            ("kernel/debug/cma/several/ranges/1/base_pfn", "450\n"),
         ]);
-        let entries = [1u64 << 63 | 149, 1 << 63 | 150, 1 << 63 | 900, 1 << 63, 1 << 63 | 5000];
+        let bytes = |pages: [u64; 2]| pages.map(|n| format!("{:#x}\n", n * page_size())).concat();
+        tree.write("kernel/debug/kho/out/scratch_phys", bytes([600, 800]).as_bytes());
+        tree.write("kernel/debug/kho/out/scratch_len", bytes([1, 50]).as_bytes());
+        let frames = [149, 150, 900, 0, 5000, 390, 600, 601, 849];
+        let entries = frames.map(|frame| 1u64 << 63 | frame);
         tree.write("self/pagemap", &entries.map(u64::to_ne_bytes).concat());
         let zones = Zones::parse(
             "Node 0, zone Normal\n spanned 500\n start_pfn: 0\nNode 0, zone Movable\n spanned 500\n start_pfn: 500\n",
@@ -178,6 +207,11 @@ mod tests {
         assert_eq!(place(0), Some((149, Place::Cma("hugetlb0".into()))));
         assert_eq!(place(1), Some((150, Place::Zone("Normal".into()))));
         assert_eq!(place(2), Some((900, Place::MovableZone)));
-        assert_eq!((place(3), place(4), place(5)), (None, None, None));
+        assert_eq!((place(3), place(4), place(9)), (None, None, None));
+        let handover = Place::Cma("kexec handover".into());
+        assert_eq!(place(6), Some((600, handover.clone())));
+        assert_eq!(place(7), Some((601, Place::MovableZone)));
+        assert_eq!(place(8), Some((849, handover)));
+        assert_eq!(place(5), Some((390, Place::Zone("Normal".into()))));
     }
 }
