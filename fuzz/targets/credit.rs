@@ -6,7 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use nccl_net_pinrail::memory::ledger::Purpose;
 use nccl_net_pinrail::memory::piece::Piece;
 use nccl_net_pinrail::transport::fifo::{
-    Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords, grid_and_records, grid_and_records_bytes, stride,
+    Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords, grid_and_records,
+    grid_and_records_bytes, stride,
 };
 use nccl_net_pinrail::transport::stripe::{self, Imm, MAX_PARTS};
 use std::sync::Arc;
