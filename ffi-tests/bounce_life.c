@@ -334,12 +334,54 @@ static void receiver_dies_in_the_middle(int version)
             (struct role){.name = "dying receiver", .run = dying_receiver, .dies_by_kill = true}, NULL);
 }
 
+/* A handle serves the connection it was registered with: another one has other chunks and another landing place. */
+static void handle_of_another_connection(int version)
+{
+    struct desk desk;
+    struct pair other;
+    void *request = GARBAGE;
+    enum { SIZE = 3000 };
+    desk_open(&desk, version, BOTH, SIZE);
+    pair_open(&desk.net, 0, &other);
+    int tag = 0;
+    size_t size = SIZE;
+    void *to = desk.to.data, *to_mr = desk.to_mr;
+    CHECK_REFUSED(net_irecv(&desk.net, other.recv, 1, &to, &size, &tag, &to_mr, &request));
+    CHECK_PTR(request, NULL);
+    pair_message(&other, SIZE, 0, 7); /* nothing is left of it */
+    struct guarded direct = held_new(SIZE, 0, false);
+    void *direct_mr = register_direct(&desk.net, other.recv, &direct);
+    void *receive = irecv(&desk.net, other.recv, direct.data, SIZE, 0, direct_mr);
+    request = GARBAGE;
+    ncclResult_t result;
+    WAIT_UNTIL((result = net_isend(&desk.net, other.send, desk.from.data, SIZE, 0, desk.from_mr, &request)) != ncclSuccess ||
+                   request,
+               "an answer about the handle"); /* the credit may still be on its way */
+    CHECK(ffi_is_error(result));
+    CHECK_PTR(request, NULL);
+    struct guarded own = held_new(SIZE, 0, false);
+    void *own_mr = register_direct(&desk.net, other.send, &own);
+    pattern_fill(own.data, SIZE, 8);
+    void *send = isend(&desk.net, other.send, own.data, SIZE, 0, own_mr);
+    CHECK_EQ(wait_size(&desk.net, send), SIZE);
+    CHECK_EQ(wait_size(&desk.net, receive), SIZE);
+    CHECK_BUFFER(&direct, SIZE, 8);
+    CHECK_OK(net_dereg_mr(&desk.net, other.send, own_mr));
+    CHECK_OK(net_dereg_mr(&desk.net, other.recv, direct_mr));
+    pair_close(&other);
+    held_message(&desk.pair, &desk.from, desk.from_mr, SIZE, &desk.to, desk.to_mr, SIZE, 9);
+    held_free(&own);
+    held_free(&direct);
+    desk_close(&desk);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(deregistered_under_a_short_send),
     EACH(deregistered_under_a_long_send),
     EACH(deregistered_under_a_receive),
     EACH(deregistered_in_the_middle_of_a_copy),
     EACH(any_order),
+    EACH(handle_of_another_connection),
     EACH(sender_dies_in_the_middle),
     EACH(receiver_dies_in_the_middle),
     ONCE(twenty_times),

@@ -339,6 +339,24 @@ static void one_line_for_one_cause(int version)
     forget_records();
 }
 
+/* The same without a way out: one warning, however often it fails, and another one for another cause. */
+static void refused_again_and_again(int version)
+{
+    struct stage stage;
+    setenv("SOFTRNIC_CMA", "all", 1);
+    setenv("PINRAIL_REG_FALLBACK", "fail", 1);
+    set_up(&stage, version);
+    uint8_t *memory = pages(10 * PAGE);
+    rnic_pin(memory, 10 * PAGE, false);
+    for (int i = 0; i < 10; i++) refused(&stage, memory + i * PAGE, PAGE, NCCL_PTR_HOST);
+    CHECK_EQ(log_warnings_since(stage.mark), 1);
+    rnic_unpin(memory, 10 * PAGE);
+    refused(&stage, (void *)0x1000, PAGE, NCCL_PTR_HOST);
+    CHECK_EQ(log_warnings_since(stage.mark), 2);
+    clear_up(&stage);
+    forget_records();
+}
+
 /* From version 11 on the communicator has a name. */
 static void names_the_communicator(int version)
 {
@@ -388,6 +406,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(optional_flags),
     EACH(demanded_flags),
     EACH(one_line_for_one_cause),
+    EACH(refused_again_and_again),
     EACH(names_the_communicator),
     EACH(unwritable_folder),
     {0},

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use nccl_net_pinrail::memory::ledger::Purpose;
-use nccl_net_pinrail::memory::{PageOwned, Registry};
+use nccl_net_pinrail::memory::{PageOwned, RegionKind, Registry};
 use nccl_net_pinrail::verbs::context::DeviceList;
 use nccl_net_pinrail::verbs::mr::Access;
 use nccl_net_pinrail::verbs::{ProtectionDomain, Verbs};
@@ -62,7 +62,7 @@ fn registering_from_four_threads_leaves_nothing() {
                     let len = (1 + next(PAGES - first)) * page - next(page / 2);
                     let access = if next(2) == 0 { Access::BULK } else { Access::BULK.relaxed() };
                     let got = registry
-                        .register(memory.addr() + first * page, len, access)
+                        .register(memory.addr() + first * page, len, RegionKind::Host, access)
                         .expect("memory of our own registers");
                     assert_ne!(got.lkey(), 0);
                     held.push(got);

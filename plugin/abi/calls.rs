@@ -66,6 +66,17 @@ fn enter_owned(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> 
     })
 }
 
+/// Whether an attempt to connect is under way.
+pub(super) fn is_connecting() -> bool {
+    ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|a| !a.is_empty())
+}
+
+/// [`enter_owned`] for calls that open something: what they took for it is given back if they fail and nothing else is
+/// open.
+fn enter_opening(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
+    enter_owned(call, || body().inspect_err(|_| net::release(false)))
+}
+
 #[cold]
 pub(super) fn null(what: &'static str) -> Fault {
     Box::new(Error::argument(format!("{what} is NULL")))
@@ -213,7 +224,7 @@ pub unsafe fn listen(
     handle: *mut c_void,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter_owned("listen", || {
+    enter_opening("listen", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "listenComm") }?;
         if handle.is_null() {
@@ -244,7 +255,7 @@ pub unsafe fn connect(
     out: *mut *mut c_void,
     traffic_class: Option<c_int>,
 ) -> NcclResult {
-    enter_owned("connect", || {
+    enter_opening("connect", || {
         // SAFETY: an out-pointer of the call.
         unsafe { put(out, std::ptr::null_mut(), "sendComm") }?;
         if handle.is_null() {

@@ -6,9 +6,9 @@
 //! application keeps the state too, and makes it where there is none: a device must be the same for whoever registers a
 //! part of that memory later.
 
-use super::logger;
 use super::objects::{self, Context, Hold};
 use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
+use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
 use crate::memory::gate;
@@ -143,7 +143,7 @@ pub fn transport(context: Option<&Context>) -> Result<Arc<Transport>> {
 /// Called when a context, listener, communicator or memory of an application is gone: the last one leaves nothing behind.
 pub fn release(was_context: bool) {
     let mut state = state();
-    if objects::opened() > 0 {
+    if objects::opened() > 0 || calls::is_connecting() {
         return;
     }
     if let Some(transport) = state.as_ref().and_then(|state| state.transport.as_ref()) {

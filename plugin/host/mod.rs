@@ -13,6 +13,7 @@ pub mod gid;
 pub mod kernel;
 pub mod limits;
 pub mod meminfo;
+pub mod memory;
 pub mod netif;
 pub mod nvidia;
 pub mod pagemap;
@@ -27,4 +28,5 @@ pub(crate) mod tree;
 pub mod zones;
 
 pub use amount::amount;
+pub use memory::memory_left;
 pub use placement::placement_risk;

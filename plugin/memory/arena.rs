@@ -8,7 +8,7 @@
 
 use super::ledger::Purpose;
 use super::page::{PageOwned, round_up};
-use super::registry::{Registered, Registry};
+use super::registry::{Registered, Registry, register_owned};
 use crate::error::{Error, Result};
 use crate::verbs::mr::Access;
 use std::collections::BTreeMap;
@@ -18,9 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const SEGMENT: usize = 8 << 20;
 
 /// The segments of a process.
-#[derive(Debug)]
 pub struct Arena {
     limit: usize,
+    /// Bytes that the process could still have, where somebody knows.
+    left: Box<dyn Fn() -> Option<u64> + Send + Sync>,
     segments: Mutex<Segments>,
 }
 
@@ -29,6 +30,12 @@ struct Segments {
     list: Vec<Arc<Segment>>,
     /// Bytes of all segments, those included that are being made.
     bytes: usize,
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena").field("limit", &self.limit).finish_non_exhaustive()
+    }
 }
 
 /// One mapping, registered with some devices.
@@ -45,12 +52,13 @@ struct Segment {
 impl Segment {
     fn new(len: usize, registries: &[Arc<Registry>], kept: bool) -> Result<Self> {
         let pages = Arc::new(PageOwned::new(len, Purpose::BounceArena)?);
-        let registered = registries
-            .iter()
-            .map(|registry| {
-                Ok((registry.register_owned(&pages, Access::BULK)?, Arc::clone(registry)))
-            })
-            .collect::<Result<_>>()?;
+        let registered = register_owned(&pages, registries, Access::BULK)?;
+        let registered = registered.into_iter().zip(registries.iter().map(Arc::clone)).collect();
+        // After the verbs, which may have a list of their own about forks. A child has no business here, and the kernel
+        // would copy all of it for each.
+        if let Err(e) = pages.keep_from_children() {
+            tracing::info!("{e}; a fork copies {len} bytes");
+        }
         let free = Mutex::new(FreeList::new(pages.len()));
         Ok(Self { registered, pages, free, kept })
     }
@@ -112,18 +120,13 @@ impl FreeList {
 }
 
 impl Arena {
-    /// An arena of at most `limit` bytes; empty.
-    pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, segments: Mutex::default() })
+    /// An arena of at most `limit` bytes; empty. `left`: bytes that the process could still have, where that is known.
+    pub fn new(limit: usize, left: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { limit, left: Box::new(left), segments: Mutex::default() })
     }
 
     fn segments(&self) -> MutexGuard<'_, Segments> {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The most bytes that it may have.
-    pub fn limit(&self) -> usize {
-        self.limit
     }
 
     /// Bytes that it has.
@@ -222,6 +225,14 @@ impl Arena {
             segments.bytes += size;
             size
         };
+        // The kernel would not refuse but end a process.
+        if let Some(left) = (self.left)().filter(|left| size as u64 > *left) {
+            self.segments().bytes -= size;
+            return Err(Error::system(format!(
+                "{size} bytes for copies are not to be had: the process can have {left} more"
+            ))
+            .with_errno(libc::ENOMEM));
+        }
         let segment = self.add(size, registries, false, len)?;
         let registered = segment.registered.iter().map(|(r, _)| Arc::clone(r)).collect();
         Ok(self.lease(&segment, registered, 0, len))
@@ -238,8 +249,8 @@ impl Arena {
     }
 }
 
-/// A piece of the arena, given back when dropped. Whoever lets a peer write here drops it only after the queue pairs
-/// that the peer writes through are gone.
+/// A part of the arena, given back when dropped. Whoever lets a peer write here drops it only when no receive that was
+/// advertised with it is in flight, or after the queue pairs that the peer writes through are gone.
 #[derive(Debug)]
 pub struct Lease {
     registered: Vec<Arc<Registered>>,
@@ -333,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_told_with_its_name() {
-        let arena = Arena::new(1 << 20);
+        let arena = Arena::new(1 << 20, || None);
         let refused = arena.lend(2 << 20, &[]).unwrap_err();
         assert!(refused.to_string().contains("PINRAIL_BOUNCE_BYTES"), "{refused}");
         assert_eq!(refused.errno(), Some(libc::ENOMEM));
@@ -341,8 +352,17 @@ mod tests {
     }
 
     #[test]
+    fn more_than_the_process_can_have_is_not_asked_for() {
+        let arena = Arena::new(64 << 20, || Some(10 << 20));
+        let refused = arena.lend(11 << 20, &[]).unwrap_err();
+        assert!(refused.to_string().contains("10485760 more"), "{refused}");
+        assert_eq!(arena.bytes(), 0);
+        assert!(arena.lend(9 << 20, &[]).is_ok());
+    }
+
+    #[test]
     fn threads_share_it() {
-        let arena = Arena::new(64 << 20);
+        let arena = Arena::new(64 << 20, || None);
         std::thread::scope(|scope| {
             for thread in 1..5 {
                 let arena = &arena;
@@ -365,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_segment_goes_with_its_last_piece_unless_it_was_set_aside() {
-        let arena = Arena::new(4 << 20);
+        let arena = Arena::new(4 << 20, || None);
         let (first, second) = (arena.lend(5, &[]).unwrap(), arena.lend(5, &[]).unwrap());
         assert_eq!(first.pages().addr(), second.pages().addr());
         assert_ne!(first.addr(), second.addr());

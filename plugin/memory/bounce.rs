@@ -180,22 +180,34 @@ pub fn copy_rate() -> Option<u64> {
 pub struct Bounced {
     /// The buffer; gone when its handle is.
     given: Mutex<Option<Given>>,
+    /// The communicator that it was registered with: one thread uses its chunks or landing place.
+    owner: u64,
     side: Side,
 }
 
 impl Bounced {
     /// A buffer of a sending end.
-    pub fn send(given: Given, chunks: &Arc<Chunks>) -> Self {
-        Self { given: Mutex::new(Some(given)), side: Side::Send(Arc::clone(chunks)) }
+    pub fn send(given: Given, owner: u64, chunks: &Arc<Chunks>) -> Self {
+        Self { given: Mutex::new(Some(given)), owner, side: Side::Send(Arc::clone(chunks)) }
     }
 
     /// A buffer of a receiving end.
     ///
     /// # Errors
     /// See [`Arena::lend`].
-    pub fn receive(given: Given, arena: &Arc<Arena>, registries: &[Arc<Registry>]) -> Result<Self> {
+    pub fn receive(
+        given: Given,
+        owner: u64,
+        arena: &Arc<Arena>,
+        registries: &[Arc<Registry>],
+    ) -> Result<Self> {
         let landing = Landing::new(arena, registries, given.len())?;
-        Ok(Self { given: Mutex::new(Some(given)), side: Side::Recv(landing) })
+        Ok(Self { given: Mutex::new(Some(given)), owner, side: Side::Recv(landing) })
+    }
+
+    /// Whether it was registered with this communicator.
+    pub fn belongs_to(&self, owner: u64) -> bool {
+        self.owner == owner
     }
 
     /// Runs `copy` unless the buffer is gone; whether it ran.
@@ -289,7 +301,7 @@ mod tests {
 
         #[test]
         fn receives_that_fill_a_buffer_fit(len in 1..200_000_usize, cuts in prop::collection::vec(0..200_000_usize, 7)) {
-            let arena = Arena::new(1 << 20);
+            let arena = Arena::new(1 << 20, || None);
             let landing = Landing::new(&arena, &[], len).unwrap();
             let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut % (len + 1)).chain([0, len]).collect();
             cuts.sort_unstable();
@@ -316,7 +328,7 @@ mod tests {
     fn enough_is_in_flight_with_a_few_large_receives() {
         let (quarter, all) = ((ENOUGH / 4) as u32, ENOUGH as u32);
         for size in [4, 20] {
-            let arena = Arena::new(1 << 30);
+            let arena = Arena::new(1 << 30, || None);
             let landing = Landing::new(&arena, &[], size * ENOUGH as usize).unwrap();
             let runs: Vec<_> = (0..8).map_while(|_| landing.take(0x1000, quarter, false)).collect();
             assert_eq!(runs.len(), 4);
@@ -336,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_buffer_that_is_gone_is_not_touched() {
-        let arena = Arena::new(8 << 20);
+        let arena = Arena::new(8 << 20, || None);
         let mut bytes = [1_u8; 64];
         // SAFETY: the array outlives its use below.
         #[allow(unsafe_code, reason = "stands in for a caller's promise")]
@@ -344,8 +356,8 @@ mod tests {
         let (sent, received) = (given(), given());
         let addr = sent.addr() as u64;
         let chunks = Chunks::new(&arena, &[]).unwrap();
-        let out = Bounced::send(sent, &chunks);
-        let back = Bounced::receive(received, &arena, &[]).unwrap();
+        let out = Bounced::send(sent, 1, &chunks);
+        let back = Bounced::receive(received, 1, &arena, &[]).unwrap();
         let run = back.take(addr, 64, false).unwrap();
         assert!(out.copy_in(addr, 64, 3) && back.copy_out(run, 0, addr, 64));
         out.close();

@@ -59,7 +59,7 @@ impl Given {
     ///
     /// # Panics
     /// Either range is not inside its memory.
-    pub fn copy_in(&self, addr: usize, pages: &PageOwned, at: usize, len: usize) {
+    pub(super) fn copy_in(&self, addr: usize, pages: &PageOwned, at: usize, len: usize) {
         let from = self.place(addr, len);
         let to = pages.place(at, len);
         // SAFETY: both ranges are inside their memory, which is mapped as long as `self` and `pages` live; they cannot
@@ -73,7 +73,7 @@ impl Given {
     ///
     /// # Panics
     /// Either range is not inside its memory.
-    pub fn copy_out(&self, pages: &PageOwned, at: usize, addr: usize, len: usize) {
+    pub(super) fn copy_out(&self, pages: &PageOwned, at: usize, addr: usize, len: usize) {
         const WORD: usize = size_of::<u64>();
         let from = pages.place(at, len);
         let to = self.place(addr, len);

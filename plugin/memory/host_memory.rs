@@ -151,7 +151,7 @@ fn for_gpu(pinned: LongTermPinned, contract: Claim) -> Result<(Held, &'static st
     let Some(context) = driver.current() else {
         return Ok((Held::ByDevices(pinned), "no: no CUDA context is current"));
     };
-    let pin = Pin { by: Pinner::Cuda, api: API, contract, ends: Ender::Plugin };
+    let pin = Pin { by: Pinner::Cuda, api: API, contract, ends: Ender::Plugin, counts: false };
     let mapped = driver
         .map(context, pinned.admit(pin)?)
         .map_err(|e| e.context("memory is held by every device, but not mapped for the GPU"))?;

@@ -80,16 +80,24 @@ pub struct Pin {
     pub contract: Claim,
     /// Who ends it.
     pub ends: Ender,
+    /// Whether the kernel counts it towards the process's memory lock limit.
+    pub counts: bool,
 }
 
 impl Pin {
-    /// What a registration of memory with a device asks for: the verbs always want a long-term pin.
-    pub fn registration(device: &Arc<str>, api: &'static str) -> Self {
+    /// What a registration of memory with a device asks for: of host memory always a long-term pin that counts.
+    /// `of_gpu`: memory that a peer-memory module finds, which the kernel neither pins nor counts.
+    pub fn registration(device: &Arc<str>, api: &'static str, of_gpu: bool) -> Self {
         Self {
             by: Pinner::Device(Arc::clone(device)),
             api,
-            contract: Claim::Known(PinContract::LongTermPinned),
+            contract: if of_gpu {
+                Claim::Unknown
+            } else {
+                Claim::Known(PinContract::LongTermPinned)
+            },
             ends: Ender::Plugin,
+            counts: !of_gpu,
         }
     }
 }
@@ -97,7 +105,13 @@ impl Pin {
 impl fmt::Display for Pin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} by {}", self.contract, self.by)?;
-        if self.api.is_empty() { Ok(()) } else { write!(f, " ({})", self.api) }
+        if !self.api.is_empty() {
+            write!(f, " ({})", self.api)?;
+        }
+        match self.ends {
+            Ender::Plugin => Ok(()),
+            Ender::Maker => f.write_str(", ended by who made it"),
+        }
     }
 }
 
@@ -137,8 +151,24 @@ impl From<OrderError> for Error {
     }
 }
 
-/// Pins of one range, each with a number that ends it.
-type Pins = Vec<(u64, Pin)>;
+/// Pins that lie inside one range, each with a number that ends it.
+type Pins = Vec<Entry>;
+
+/// A pin in the books.
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    range: Range<usize>,
+    pin: Pin,
+}
+
+impl Entry {
+    /// Whether it holds all of a range for the long term.
+    fn holds(&self, range: &Range<usize>) -> bool {
+        let covers = self.range.start <= range.start && range.end <= self.range.end;
+        covers && self.pin.contract.is_long_term()
+    }
+}
 
 #[derive(Debug, Default)]
 struct Books {
@@ -217,7 +247,7 @@ impl PinLedger {
             gone
         };
         if let Some((_, purpose, pins)) = gone
-            && let Some((_, pin)) = pins.first()
+            && let Some(Entry { pin, .. }) = pins.first()
         {
             tracing::error!("{purpose} at {start:#x} is unmapped while still {pin}");
         }
@@ -242,11 +272,12 @@ impl PinLedger {
             Some((_, purpose, pins)) => {
                 let holds = |rail: &&Arc<str>| {
                     let by = Pinner::Device(Arc::clone(rail));
-                    pins.iter().any(|(_, pin)| pin.contract.is_long_term() && pin.by == by)
+                    pins.iter().any(|held| held.holds(&range) && held.pin.by == by)
                 };
                 let missing: Vec<_> =
                     rails.iter().filter(|rail| !holds(rail)).map(|rail| &**rail).collect();
-                let first = pins.is_empty() || !missing.is_empty();
+                let held = pins.iter().any(|held| held.holds(&range));
+                let first = !held || !missing.is_empty();
                 if !pin.contract.is_long_term() && first {
                     return Err(OrderError::WeakerFirst {
                         purpose: *purpose,
@@ -264,7 +295,7 @@ impl PinLedger {
             }
             None => books.given.entry((range.start, range.end)).or_default(),
         };
-        pins.push((number, pin));
+        pins.push(Entry { number, range: range.clone(), pin });
         Ok(PinRecord { ledger: self, range, number })
     }
 
@@ -272,7 +303,7 @@ impl PinLedger {
         let mut books = self.books();
         let key = (range.start, range.end);
         if let Some(pins) = books.given.get_mut(&key) {
-            pins.retain(|(n, _)| *n != number);
+            pins.retain(|held| held.number != number);
             if pins.is_empty() {
                 books.given.remove(&key);
             }
@@ -280,7 +311,7 @@ impl PinLedger {
         if let Ok(Some(start)) = books.owner(range)
             && let Some((_, _, pins)) = books.owned.get_mut(&start)
         {
-            pins.retain(|(n, _)| *n != number);
+            pins.retain(|held| held.number != number);
         }
         books.tidy();
     }
@@ -289,7 +320,7 @@ impl PinLedger {
     pub fn describe(&self, range: Range<usize>) -> Vec<String> {
         let books = self.books();
         let line = |start: usize, end: usize, what: &dyn fmt::Display, pins: &Pins| {
-            let pins: Vec<_> = pins.iter().map(|(_, pin)| pin.to_string()).collect();
+            let pins: Vec<_> = pins.iter().map(|held| held.pin.to_string()).collect();
             format!("{} bytes at {start:#x} ({what}): {}", end - start, pins.join("; "))
         };
         let owned = books
@@ -306,15 +337,13 @@ impl PinLedger {
     }
 
     /// Bytes in whole pages that registrations of this process hold, counted as the kernel counts them for the quota:
-    /// each registration by itself.
+    /// each registration by itself, host memory only.
     pub fn pinned_bytes(&self) -> u64 {
         let books = self.books();
-        let held = |pins: &Pins| {
-            pins.iter().filter(|(_, pin)| matches!(pin.by, Pinner::Device(_))).count() as u64
-        };
-        let owned = books.owned.iter().map(|(start, (end, _, pins))| (end - start, held(pins)));
-        let given = books.given.iter().map(|((start, end), pins)| (end - start, held(pins)));
-        owned.chain(given).map(|(bytes, times)| bytes as u64 * times).sum()
+        let owned = books.owned.values().flat_map(|(_, _, pins)| pins);
+        let given = books.given.values().flatten();
+        let counted = owned.chain(given).filter(|held| held.pin.counts);
+        counted.map(|held| held.range.len() as u64).sum()
     }
 }
 

@@ -4,8 +4,8 @@
 //! registers lives in a mapping of its own: page-aligned base, page-rounded extent, an inaccessible page on either side
 //! so that no neighbour can ever be merged into or overrun it, and nothing else inside.
 //!
-//! This is the only file that dereferences such memory. A device or a peer may write it at any time, so that every
-//! access is atomic or volatile and no reference to plain data is ever handed out.
+//! This file and `given.rs`, which copies in and out, dereference such memory. A device or a peer may write it at any
+//! time, so that access is atomic or volatile where one may be at work, and no reference to plain data is ever handed out.
 
 use super::ledger::{PinLedger, Purpose};
 use crate::error::{Error, Result};
@@ -89,7 +89,9 @@ impl Drop for Whole {
     }
 }
 
-// SAFETY: the mapping belongs to this value; all access goes through atomics or volatile copies.
+// SAFETY: the mapping belongs to this value. What a device or several threads may touch is met through atomics and volatile
+// copies; the plain copies and fills are for this module's neighbours, who do them where nobody else is at work: a chunk
+// that is not posted, a piece that is not advertised yet.
 unsafe impl Send for PageOwned {}
 // SAFETY: as above.
 unsafe impl Sync for PageOwned {}
@@ -262,7 +264,7 @@ impl PageOwned {
     ///
     /// # Panics
     /// This one is smaller.
-    pub fn copy_from(&self, other: &Self) {
+    pub(super) fn copy_from(&self, other: &Self) {
         let to = self.place(0, other.len);
         // SAFETY: both ranges are inside their mappings, which are different ones.
         unsafe { ptr::copy_nonoverlapping(other.base.as_ptr(), to.as_ptr(), other.len) };
@@ -272,7 +274,7 @@ impl PageOwned {
     ///
     /// # Panics
     /// They are not inside the mapping.
-    pub fn clear(&self, offset: usize, len: usize) {
+    pub(super) fn clear(&self, offset: usize, len: usize) {
         // SAFETY: inside the mapping, which is writable.
         unsafe { self.place(offset, len).write_bytes(0, len) };
     }

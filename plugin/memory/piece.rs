@@ -4,7 +4,7 @@
 use super::arena::{Arena, Lease};
 use super::ledger::Purpose;
 use super::page::PageOwned;
-use super::registry::{Registered, Registry};
+use super::registry::{Registered, Registry, register_owned};
 use crate::error::Result;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::verbs::mr::Access;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct Piece {
     pages: Arc<PageOwned>,
     offset: usize,
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
 }
 
 impl Piece {
@@ -26,7 +26,7 @@ impl Piece {
     /// No memory.
     pub fn unregistered(len: usize, purpose: Purpose) -> Result<Arc<Self>> {
         let pages = Arc::new(PageOwned::new(len, purpose)?);
-        Ok(Arc::new(Self { pages, offset: 0, _lease: None }))
+        Ok(Arc::new(Self { pages, offset: 0, lease: None }))
     }
 
     /// At least `len` bytes of zeroes, registered with these devices in their order. `arena`: where it may come from
@@ -38,30 +38,26 @@ impl Piece {
         len: usize,
         purpose: Purpose,
         access: Access,
-        registries: &[&Arc<Registry>],
+        registries: &[Arc<Registry>],
         arena: Option<&Arc<Arena>>,
     ) -> Result<(Arc<Self>, Vec<Arc<Registered>>)> {
         let own = || {
             let pages = Arc::new(PageOwned::new(len, purpose)?);
-            let registered = registries
-                .iter()
-                .map(|registry| registry.register_owned(&pages, access))
-                .collect::<Result<Vec<_>>>()?;
-            Ok((Arc::new(Self { pages, offset: 0, _lease: None }), registered))
+            let registered = register_owned(&pages, registries, access)?;
+            Ok((Arc::new(Self { pages, offset: 0, lease: None }), registered))
         };
         own().or_else(|e: crate::error::Error| {
             let Some(arena) = arena.filter(|_| e.errno() == Some(libc::ENOMEM)) else {
                 return Err(e);
             };
-            let registries: Vec<_> = registries.iter().map(|r| Arc::clone(r)).collect();
             // What failed first is the better explanation.
-            let Ok(lease) = arena.lend(len, &registries) else { return Err(e) };
+            let Ok(lease) = arena.lend(len, registries) else { return Err(e) };
             tracing::info!("{e}; {purpose} come from memory that was pinned before");
             let pages = Arc::clone(lease.pages());
             let offset = lease.offset();
             pages.clear(offset, lease.len());
             let registered = lease.registered().to_vec();
-            Ok((Arc::new(Self { pages, offset, _lease: Some(lease) }), registered))
+            Ok((Arc::new(Self { pages, offset, lease: Some(lease) }), registered))
         })
     }
 
@@ -77,7 +73,7 @@ impl Piece {
 
     /// Bytes that are there from the first on.
     pub fn len(&self) -> usize {
-        self.pages.len() - self.offset
+        self.lease.as_ref().map_or(self.pages.len(), Lease::len)
     }
 
     /// Whether there are none; never.

@@ -22,17 +22,30 @@ impl<T> Default for Ranges<T> {
 impl<T> Ranges<T> {
     /// A live value whose range holds all of `start..end` and whose access is exactly `access`.
     pub fn covering(&self, start: usize, end: usize, access: Access) -> Option<Arc<T>> {
+        self.covering_if(start, end, access, |_| true)
+    }
+
+    /// The same, of those that `fits`.
+    pub fn covering_if(
+        &self,
+        start: usize,
+        end: usize,
+        access: Access,
+        fits: impl Fn(&T) -> bool,
+    ) -> Option<Arc<T>> {
         self.tree
             .iter(start..=start)
             .filter(|(range, _)| range.start <= start && end <= range.end)
             .flat_map(|(_, entries)| entries)
             .filter(|(have, _)| *have == access)
-            .find_map(|(_, weak)| weak.upgrade())
+            .filter_map(|(_, weak)| weak.upgrade())
+            .find(|value| fits(value))
     }
 
     /// Adds a value for `start..end`, which is not empty.
     pub fn add(&mut self, start: usize, end: usize, access: Access, value: &Arc<T>) {
-        self.tree.entry(start..end).or_default().push((access, Arc::downgrade(value)));
+        // Before older ones: memory that is there now, should an old one be of what was there before.
+        self.tree.entry(start..end).or_default().insert(0, (access, Arc::downgrade(value)));
     }
 
     /// Removes what is no longer alive of exactly `start..end`. Called by a value that is being dropped, which no

@@ -9,12 +9,14 @@
 use super::ledger::{Pin, PinLedger, PinRecord};
 use super::page::{PageOwned, page_size};
 use super::ranges::Ranges;
+use super::region::RegionKind;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
 use crossbeam_utils::CachePadded;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// One live registration. Deregistered when the last user drops it.
@@ -98,6 +100,10 @@ pub struct Registry {
     pd: Arc<ProtectionDomain>,
     device: Arc<str>,
     usage: Arc<Usage>,
+    /// The device refuses access bits that it need not know.
+    plain_only: AtomicBool,
+    /// The device reported an error that it does not recover from.
+    broken: AtomicBool,
     ranges: CachePadded<Mutex<Ranges<Registered>>>,
     registrations: AtomicU64,
     /// Counted without the lock, so on a line of its own: it must not take the lock's line from who holds it.
@@ -111,6 +117,8 @@ impl Registry {
             pd: Arc::clone(pd),
             device: Arc::from(pd.context().name()),
             usage: Arc::default(),
+            plain_only: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             ranges: CachePadded::default(),
             registrations: AtomicU64::new(0),
             hits: CachePadded::default(),
@@ -131,6 +139,26 @@ impl Registry {
         &self.device
     }
 
+    /// Remembers that the device refuses optional access bits.
+    pub fn set_plain_only(&self) {
+        self.plain_only.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device refuses optional access bits, as far as anybody has tried.
+    pub fn is_plain_only(&self) -> bool {
+        self.plain_only.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that the device is of no use any more.
+    pub fn set_broken(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device is of no use any more: it must be opened anew.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
     /// What its registrations amount to.
     pub fn usage(&self) -> &Usage {
         &self.usage
@@ -144,19 +172,7 @@ impl Registry {
         Some(found)
     }
 
-    /// Registers a mapping of the plugin's own: its first long-term pin on this device.
-    ///
-    /// # Errors
-    /// The verb fails.
-    pub fn register_owned(
-        self: &Arc<Self>,
-        pages: &PageOwned,
-        access: Access,
-    ) -> Result<Arc<Registered>> {
-        self.register(pages.addr(), pages.len(), access)
-    }
-
-    /// As [`Self::register_owned`], for memory that others will register parts of: each of them is served by this
+    /// Registers a mapping of the plugin's own that others will register parts of: each of them is served by this
     /// registration and keeps the memory mapped, even after its owner let go.
     ///
     /// # Errors
@@ -168,12 +184,21 @@ impl Registry {
     ) -> Result<Arc<Registered>> {
         // Never shared with one that exists: that would be of memory which was at this address before.
         let mut new = self.register_alone(pages.addr(), pages.len(), access)?;
+        self.registrations.fetch_add(1, Ordering::Relaxed);
         new.shared_in = Arc::downgrade(self);
         new.memory = Some(Arc::clone(pages));
         let new = Arc::new(new);
         self.ranges().add(new.start, new.end, access, &new);
-        self.registrations.fetch_add(1, Ordering::Relaxed);
         Ok(new)
+    }
+
+    /// A registration made by [`Self::register_kept`] that covers `len` bytes at `addr` with exactly `access`.
+    pub fn find_kept(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
+        let (start, end) = page_range(addr, len).ok()?;
+        let kept = |registered: &Registered| registered.memory.is_some();
+        let found = self.ranges().covering_if(start, end, access, kept)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(found)
     }
 
     /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
@@ -185,12 +210,13 @@ impl Registry {
         self: &Arc<Self>,
         addr: usize,
         len: usize,
+        kind: RegionKind,
         access: Access,
     ) -> Result<Arc<Registered>> {
         if let Some(found) = self.find(addr, len, access) {
             return Ok(found);
         }
-        let mut new = self.register_alone(addr, len, access)?;
+        let mut new = self.register_range(addr, len, kind, access)?;
         let (start, end) = (new.start, new.end);
         new.shared_in = Arc::downgrade(self);
         let new = Arc::new(new);
@@ -206,14 +232,25 @@ impl Registry {
         Ok(new)
     }
 
-    /// A new registration of the page-rounded range that nobody else will be given.
+    /// A new registration of host memory, in whole pages, that nobody else will be given.
     ///
     /// # Errors
     /// As [`Self::register`].
     pub fn register_alone(&self, addr: usize, len: usize, access: Access) -> Result<Registered> {
+        self.register_range(addr, len, RegionKind::Host, access)
+    }
+
+    fn register_range(
+        &self,
+        addr: usize,
+        len: usize,
+        kind: RegionKind,
+        access: Access,
+    ) -> Result<Registered> {
         let (start, end) = page_range(addr, len)?;
         // In the books before the kernel is asked, so that the order is right there too.
-        let pin = Pin::registration(&self.device, MemoryRegion::api(&self.pd, access));
+        let api = MemoryRegion::api(&self.pd, access);
+        let pin = Pin::registration(&self.device, api, kind == RegionKind::Cuda);
         let pin = PinLedger::process().pin(start..end, pin, &[])?;
         let region =
             MemoryRegion::register(&self.pd, start, end - start, access).inspect_err(|_| {
@@ -301,6 +338,33 @@ impl std::fmt::Debug for Registry {
             .field("counts", &self.counts())
             .finish_non_exhaustive()
     }
+}
+
+/// Registers a mapping of the plugin's own with these devices, in their order: its first long-term pins. Never shared with
+/// a registration that exists: that would be of memory which was at this address before.
+///
+/// # Errors
+/// The verb fails for one of them. Then none holds it.
+pub fn register_owned(
+    pages: &PageOwned,
+    registries: &[Arc<Registry>],
+    access: Access,
+) -> Result<Vec<Arc<Registered>>> {
+    let mut done: Vec<Arc<Registered>> = Vec::with_capacity(registries.len());
+    for (index, registry) in registries.iter().enumerate() {
+        // Two ports of one device are two rails.
+        let twin = registries[..index].iter().position(|other| Arc::ptr_eq(other, registry));
+        let registered = match twin.and_then(|twin| done.get(twin)) {
+            Some(registered) => Arc::clone(registered),
+            None => {
+                let new = registry.register_alone(pages.addr(), pages.len(), access)?;
+                registry.registrations.fetch_add(1, Ordering::Relaxed);
+                Arc::new(new)
+            }
+        };
+        done.push(registered);
+    }
+    Ok(done)
 }
 
 fn wraps(addr: usize, len: usize) -> Error {

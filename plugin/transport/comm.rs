@@ -174,6 +174,15 @@ impl Watchdog {
     }
 }
 
+/// An error for the handle of a copied buffer that was registered with another communicator.
+#[cold]
+pub(super) fn foreign_handle(call: &'static str) -> Fault {
+    Box::new(Error::argument(format!(
+        "{call} with a memory handle of another communicator: a buffer that is reached through copies serves the one it \
+         was registered with"
+    )))
+}
+
 /// An error for a failed completion. Only the fields that are defined on failure are used.
 pub(super) fn completion_error(wc: Completion<'_>, peer: &Peer, what: &str) -> Error {
     let name = status_name(wc.status());

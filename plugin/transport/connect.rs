@@ -12,7 +12,7 @@ use super::device::Rail;
 use super::fifo;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::wire::{End, Handle, Hello, Message};
-use super::{Comm, CommShared, Whose};
+use super::{Comm, CommShared, Whose, next_owner};
 use crate::error::{Blame, Error, Result};
 use crate::memory::Gate;
 use crate::memory::diagnosis::Direction;
@@ -259,6 +259,7 @@ impl Connecting {
                 max_message.max(1)
             },
             max_inline,
+            owner: next_owner(),
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
@@ -267,6 +268,7 @@ impl Connecting {
             peer: peer.clone(),
             comm_id: self.comm_id,
             spare: Spare::default(),
+            owner: route.owner,
         };
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);

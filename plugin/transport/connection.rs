@@ -102,12 +102,16 @@ impl Setup {
                 "{lanes} queue pairs per connection; the limit is {MAX_PARTS}. Lower NCCL_IB_QPS_PER_CONNECTION"
             )));
         }
-        let registries: Vec<_> = rails.iter().map(|r| &r.open.registry).collect();
+        let registries: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
         let bytes = grid_and_records_bytes(stride);
         let (access, fallback) = (Access::REMOTE_WRITE, transport.fallback());
         let (piece, registered) =
-            Piece::registered(bytes, Purpose::Credits, access, &registries, fallback)
-                .map_err(|e| transport.explain_own(e, &rails, bytes))?;
+            Piece::registered(bytes, Purpose::Credits, access, &registries, fallback).map_err(
+                |e| {
+                    let devices = rails.iter().map(|r| (&*r.device, &r.open.registry));
+                    transport.explain_own(e, devices, bytes, "the connection cannot be made")
+                },
+            )?;
         let (fifo, records) = grid_and_records(&piece, stride);
         let mut cqs = Vec::new();
         for (index, rail) in rails.iter().enumerate() {

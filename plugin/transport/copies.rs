@@ -50,17 +50,27 @@ pub(super) enum Step {
 
 /// Where the table waits, made by the thread that registers memory, until the thread that moves data needs it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Spare(Arc<Mutex<Option<Box<Copies>>>>);
+pub(super) struct Spare(Arc<Mutex<Provided>>);
+
+/// Whether there was a table, and where it is.
+#[derive(Debug, Default)]
+struct Provided {
+    ever: bool,
+    table: Option<Box<Copies>>,
+}
 
 impl Spare {
-    /// Puts a table there, unless there is one.
+    /// Puts a table there, once.
     pub(super) fn provide(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+        let mut provided = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut provided.ever, true) {
+            provided.table = Some(Box::default());
+        }
     }
 
     /// Takes it; once per communicator.
     pub(super) fn take(&self) -> Option<Box<Copies>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).table.take()
     }
 }
 
@@ -96,16 +106,19 @@ impl Copies {
         self.waiting &= !(1 << (slot % SLOTS));
     }
 
-    /// All data of the receive in `slot` have come, so many bytes of each member.
-    pub(super) fn arrived(&mut self, slot: usize, sizes: &[u32; MEMBERS]) {
+    /// All data of the receive in `slot` have come, so many bytes of each member. Returns how many are to be copied.
+    pub(super) fn arrived(&mut self, slot: usize, sizes: &[u32; MEMBERS]) -> u64 {
         let bit = 1 << (slot % SLOTS);
         self.waiting &= !bit;
         self.arrived |= bit;
+        let mut bytes = 0;
         for (job, size) in self.jobs[slot % SLOTS].iter_mut().zip(sizes) {
             if let Some(job) = job {
                 job.len = job.len.min(*size);
+                bytes += u64::from(job.len);
             }
         }
+        bytes
     }
 
     /// Copies a little, for the receive that comes first counted from slot `oldest`.
@@ -150,7 +163,7 @@ mod tests {
         // SAFETY: the slice outlives the value in these tests.
         #[allow(unsafe_code, reason = "stands in for a caller's promise")]
         let given = unsafe { Given::new(bytes.as_mut_ptr().cast(), bytes.len()) }.unwrap();
-        Arc::new(Bounced::receive(given, &Arena::new(64 << 20), &[]).unwrap())
+        Arc::new(Bounced::receive(given, 1, &Arena::new(64 << 20, || None), &[]).unwrap())
     }
 
     proptest! {

@@ -108,10 +108,11 @@ impl Device {
     /// The device is gone or cannot be opened.
     pub fn open(&self, verbs: &Arc<Verbs>) -> Result<Arc<OpenDevice>> {
         let mut shared = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = shared.open.upgrade() {
+        // One that failed serves what still holds it, and nobody else.
+        if let Some(open) = shared.open.upgrade().filter(|open| !open.registry.is_broken()) {
             return Ok(open);
         }
-        if let Some(registry) = shared.registry.upgrade() {
+        if let Some(registry) = shared.registry.upgrade().filter(|r| !r.is_broken()) {
             let open = OpenDevice::over(registry);
             shared.open = Arc::downgrade(&open);
             return Ok(open);

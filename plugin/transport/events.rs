@@ -306,6 +306,7 @@ impl DeviceWatch {
     /// The device was removed or reset under us.
     fn lost(&self, return_fatal: bool) {
         tracing::warn!("{}: the device is gone", self.open.context.name());
+        self.open.registry.set_broken();
         if return_fatal {
             self.users.iter().for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
         }
@@ -318,6 +319,7 @@ impl DeviceWatch {
                 Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
                 Scope::Device if event.is_fatal() => {
                     tracing::warn!("{name}: IBV_EVENT_{}", event.name());
+                    self.open.registry.set_broken();
                     if return_fatal {
                         self.users
                             .iter()

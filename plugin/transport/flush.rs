@@ -58,9 +58,17 @@ impl FlushQp {
         let port = &rail.address;
         let bytes = size_of::<u32>();
         let (access, fallback) = (Access::LOCAL, transport.fallback());
-        let (scratch, registered) =
-            Piece::registered(bytes, Purpose::FlushScratch, access, &[registry], fallback)
-                .map_err(|e| transport.explain_own(e, std::slice::from_ref(rail), bytes))?;
+        let (scratch, registered) = Piece::registered(
+            bytes,
+            Purpose::FlushScratch,
+            access,
+            std::slice::from_ref(registry),
+            fallback,
+        )
+        .map_err(|e| {
+            let device = [(&*rail.device, registry)];
+            transport.explain_own(e, device, bytes, "the connection cannot be made")
+        })?;
         let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
         let qp = QueuePair::new(registry.pd(), cq, caps)?;
         qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;

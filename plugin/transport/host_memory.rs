@@ -1,6 +1,7 @@
 //! Memory for an application, held by every device of this host.
 
 use super::Transport;
+use super::device::Device;
 use crate::config::RelaxedOrdering;
 use crate::error::Result;
 use crate::host::nvidia::{Driver, LongTerm};
@@ -16,27 +17,32 @@ impl Transport {
     /// # Errors
     /// A device cannot be opened, or see [`HostMemory::new`].
     pub fn host_memory(&self, wanted: Wanted) -> Result<HostMemory> {
-        let registries = self.registries()?;
+        let opened = self.opened()?;
+        let registries: Vec<_> = opened.iter().map(|(_, registry)| Arc::clone(registry)).collect();
         let access = self.bulk_access().map_err(|e| e.with_errno(libc::EOPNOTSUPP))?;
         let required = self.settings.relaxed_ordering == RelaxedOrdering::Required;
         let optional = Some(Access::BULK).filter(|_| access.is_relaxed() && !required);
-        HostMemory::new(wanted, &registries, access, optional, self.cuda_contract())
+        let len = wanted.size;
+        HostMemory::new(wanted, &registries, access, optional, self.cuda_contract()).map_err(|e| {
+            let devices = opened.iter().map(|(device, registry)| (&**device, registry));
+            self.explain_own(e, devices, len, "the program gets no memory")
+        })
     }
 
-    /// The registries of all devices, which are opened for it.
+    /// All devices, opened: the first port of each, and its registry.
     ///
     /// # Errors
     /// A device cannot be opened.
-    pub(super) fn registries(&self) -> Result<Vec<Arc<Registry>>> {
-        let mut registries: Vec<Arc<Registry>> = Vec::new();
+    pub(super) fn opened(&self) -> Result<Vec<(Arc<Device>, Arc<Registry>)>> {
+        let mut opened: Vec<(Arc<Device>, Arc<Registry>)> = Vec::new();
         let ports = self.devices().all_ports().to_vec();
         for port in ports {
-            let open = port.open(&self.verbs)?;
-            if !registries.iter().any(|known| Arc::ptr_eq(known, &open.registry)) {
-                registries.push(Arc::clone(&open.registry));
+            let registry = Arc::clone(&port.open(&self.verbs)?.registry);
+            if !opened.iter().any(|(_, known)| Arc::ptr_eq(known, &registry)) {
+                opened.push((port, registry));
             }
         }
-        Ok(registries)
+        Ok(opened)
     }
 
     /// What is known of the pin that CUDA takes: the source of some drivers says it.

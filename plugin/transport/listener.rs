@@ -14,7 +14,7 @@ use super::flush::{FLUSH_DEPTH, FlushQp};
 use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
 use super::recv::{self, RecvComm};
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
-use super::{Comm, CommShared, Whose};
+use super::{Comm, CommShared, Whose, next_owner};
 use crate::config::FlushPolicy;
 use crate::error::{Error, Result};
 use crate::host::netif;
@@ -294,12 +294,14 @@ impl Listener {
             fifo_rkeys: hello.rails.iter().map(|r| r.rkey).collect(),
             max_inline,
             spare: Spare::default(),
+            owner: next_owner(),
         };
         let whose = Whose {
             direction: Direction::Receive,
             peer: peer.clone(),
             comm_id: self.comm_id,
             spare: route.spare.clone(),
+            owner: route.owner,
         };
         let comm =
             RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);

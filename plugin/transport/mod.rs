@@ -43,7 +43,7 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes that are set aside on a machine at risk, within the limit: the host buffers of some thirty connections.
@@ -88,7 +88,10 @@ impl Transport {
         let events = Events::new(settings.return_async_events);
         let machine = Machine::from_settings(&settings);
         let transport = Arc::new(Self {
-            arena: Arena::new(settings.bounce_bytes),
+            arena: {
+                let Machine { proc, sysfs } = machine.clone();
+                Arena::new(settings.bounce_bytes, move || host::memory_left(&proc, sysfs.root()))
+            },
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
@@ -171,21 +174,54 @@ impl Transport {
         if self.prepared.swap(true, Ordering::Relaxed) {
             return;
         }
-        let set_aside = self.registries().and_then(|all| {
-            if all.is_empty() {
-                Ok(false)
-            } else {
-                self.arena.set_aside(AHEAD, &all).map(|()| true)
+        let opened = match self.opened() {
+            Ok(opened) if opened.is_empty() => return,
+            Ok(opened) => opened,
+            Err(e) => {
+                tracing::warn!("no memory is pinned ahead, although {risk}: {e}");
+                return;
             }
-        });
-        match set_aside {
-            Ok(false) => {}
-            Ok(true) => tracing::info!(
+        };
+        let (len, held_back) = self.spare_memory(opened.len());
+        if len == 0 {
+            tracing::info!("no memory is pinned ahead, although {risk}: {held_back}");
+            return;
+        }
+        let registries: Vec<_> = opened.iter().map(|(_, registry)| Arc::clone(registry)).collect();
+        match self.arena.set_aside(len, &registries) {
+            Ok(()) => tracing::info!(
                 "{} bytes are pinned ahead for buffers that cannot be pinned later: {risk}",
                 self.arena.bytes()
             ),
-            Err(e) => tracing::warn!("no memory is pinned ahead, although {risk}: {e}"),
+            Err(e) => {
+                let devices = opened.iter().map(|(device, registry)| (&**device, registry));
+                let e = self.explain_own(e, devices, len, "no memory is pinned ahead");
+                if !e.is_reported() {
+                    tracing::warn!("no memory is pinned ahead, although {risk}: {e}");
+                }
+            }
         }
+    }
+
+    /// How much may be pinned ahead with so many devices without taking it from what the job itself will need, and what
+    /// bounds it.
+    fn spare_memory(&self, devices: usize) -> (usize, &'static str) {
+        let Machine { proc, sysfs } = &self.machine;
+        let share = |left: u64, of: u64| usize::try_from(left / of).unwrap_or(usize::MAX);
+        let memory =
+            host::memory_left(proc, sysfs.root()).map_or(usize::MAX, |left| share(left, 8));
+        let status = host::status::Status::read(proc);
+        let limit = host::limits::memlock_of(proc).soft;
+        let quota = match (limit, status.ipc_lock()) {
+            (Some(limit), Some(false)) => {
+                share(limit.saturating_sub(status.pinned.unwrap_or(0)), 4 * devices as u64)
+            }
+            _ => usize::MAX,
+        };
+        let len = AHEAD.min(memory).min(quota);
+        let why = if quota < memory { "the memory lock limit is low" } else { "memory is short" };
+        // Less would not serve a single connection.
+        if len < 8 << 20 { (0, why) } else { (len, why) }
     }
 
     /// Gives back what nothing uses any more. Called when the last communicator is gone.
@@ -204,6 +240,14 @@ struct Whose {
     comm_id: Option<u64>,
     /// Where a receiving end finds its table of copies.
     spare: Spare,
+    /// Its number, unique in this process.
+    owner: u64,
+}
+
+/// A number for a communicator.
+fn next_owner() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What both threads of a communicator use: the Service thread registers memory while the Progress thread moves data.

@@ -54,6 +54,8 @@ pub struct Route {
     pub max_inline: u32,
     /// Where the table of copies comes from, should any buffer need them.
     pub(super) spare: Spare,
+    /// The communicator's number, by which handles of copied buffers know it.
+    pub owner: u64,
 }
 
 /// Counters of one receiving end.
@@ -90,6 +92,7 @@ pub struct RecvComm {
     copied: u64,
     copied_bytes: u64,
     spare: Spare,
+    owner: u64,
     fifo_addr: u64,
     fifo_rkeys: Vec<u32>,
     watchdog: Watchdog,
@@ -152,6 +155,7 @@ impl RecvComm {
             copied: 0,
             copied_bytes: 0,
             spare: route.spare,
+            owner: route.owner,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
             watchdog: Watchdog::default(),
@@ -333,6 +337,10 @@ impl RecvComm {
             }
             return Err(out_of_region(posted));
         };
+        if !bounced.belongs_to(self.owner) {
+            copies.cancel(index);
+            return Err(super::comm::foreign_handle("irecv"));
+        }
         let place = copies.begin(index, member, Arc::clone(&bounced), posted.addr, posted.len);
         if place.is_none() {
             copies.cancel(index);
@@ -603,10 +611,8 @@ impl RecvComm {
         let copies = self.copies.as_mut().filter(|c| c.holds(index));
         let copied = copies.is_some();
         if let Some(copies) = copies {
-            copies.arrived(index, sizes);
             self.copied += 1;
-            self.copied_bytes +=
-                sizes[..usize::from(slot.members)].iter().map(|s| u64::from(*s)).sum::<u64>();
+            self.copied_bytes += copies.arrived(index, sizes);
             self.slots[index] = Slot { copying: true, ..slot };
         }
         if let Some(request) = self.waiting(index, slot) {

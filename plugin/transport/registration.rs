@@ -1,11 +1,12 @@
 //! Memory that NCCL hands to a communicator: registered with the devices of its rails, or explained, and where that can
 //! help reached through copies.
 
-use super::device::Rail;
+use super::device::{Device, Rail};
 use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
+use crate::memory::arena::Arena;
 use crate::memory::bounce::{Bounced, Chunks, copy_rate};
 use crate::memory::diagnosis::{
     Attempt, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
@@ -27,12 +28,19 @@ struct Wanted {
     dmabuf: Option<(i32, u64)>,
 }
 
-/// A registration that failed: on which rail, with which access, and how the second attempt ended.
+/// A registration that failed: with which device and access, and how the second attempt ended.
 struct Refused<'a> {
-    rail: &'a Rail,
+    device: &'a Device,
+    registry: &'a Arc<Registry>,
     access: Access,
     error: Error,
     retry: Option<Attempt>,
+}
+
+impl<'a> Refused<'a> {
+    fn of(rail: &'a Rail, access: Access, error: Error) -> Self {
+        Self { device: &rail.device, registry: &rail.open.registry, access, error, retry: None }
+    }
 }
 
 type Registrations = Vec<Arc<Registered>>;
@@ -80,27 +88,19 @@ impl CommShared {
         let wanted = Wanted { addr, len, kind, dmabuf: None };
         let lacking = self.rails.iter().find(|r| !r.device.peer_memory);
         if let Some(rail) = lacking.filter(|_| kind == RegionKind::Cuda) {
-            let access = self.transport.bulk_access()?;
             let error = Error::usage(
                 "no peer-memory kernel module (nvidia_peermem) is loaded; load it, or let NCCL use DMA-BUF",
             )
             .with_errno(libc::EOPNOTSUPP);
-            return Err(self.explain(wanted, Refused { rail, access, error, retry: None }));
+            let refused = Refused::of(rail, self.transport.bulk_access()?, error);
+            return Err(self.explain(wanted, refused));
         }
-        let register = |registry: &Arc<Registry>, access| registry.register(addr, len, access);
-        let refused = match self.on_all_rails(wanted, register)? {
-            Ok(registered) => {
-                return Ok(self.regions.add(addr, len, kind, registered, earlier));
-            }
-            Err(refused) => refused,
+        let register =
+            |registry: &Arc<Registry>, access| registry.register(addr, len, kind, access);
+        let (refused, report) = match self.register_or_explain(wanted, register)? {
+            Ok(registered) => return Ok(self.regions.add(addr, len, kind, registered, earlier)),
+            Err(explained) => *explained,
         };
-        let report = self.diagnose(wanted, &refused);
-        if report.transient()
-            && let Ok(registered) = self.on_all_rails(wanted, register)?
-        {
-            tracing::info!("{}; it worked when tried again", refused.error);
-            return Ok(self.regions.add(addr, len, kind, registered, earlier));
-        }
         // Memory that was pinned ahead helps against whatever keeps the kernel from giving more.
         let ahead = refused.error.errno() == Some(libc::ENOMEM)
             && kind == RegionKind::Host
@@ -109,24 +109,52 @@ impl CommShared {
         let Some(arena) = fallback else {
             return Err(self.transport.fails(&report, "the registration fails", refused.error));
         };
-        let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
-        let bounced = match self.whose.direction {
-            Direction::Send => self
-                .chunks(|| Chunks::new(arena, &registries))
-                .map(|chunks| Bounced::send(given, chunks)),
-            Direction::Receive => Bounced::receive(given, arena, &registries),
-        };
-        match bounced {
-            Ok(bounced) => {
-                self.whose.spare.provide();
+        match self.bounce(given, arena) {
+            Ok(region) => {
                 self.transport.reporter.tell(&report, &Outcome::GoesOn(meanwhile()));
-                Ok(self.regions.add_bounced(addr, len, bounced))
+                Ok(region)
             }
             Err(e) => {
                 let what = format!("the registration fails, because copies cannot stand in: {e}");
                 Err(self.transport.fails(&report, &what, e))
             }
         }
+    }
+
+    /// Registers on every rail, twice if the reason was gone when it was looked for; else the reason.
+    fn register_or_explain(
+        &self,
+        wanted: Wanted,
+        register: impl Fn(&Arc<Registry>, Access) -> Result<Arc<Registered>>,
+    ) -> Result<std::result::Result<Registrations, Box<(Refused<'_>, Report)>>> {
+        let mut first = true;
+        loop {
+            let refused = match self.on_all_rails(wanted, &register)? {
+                Ok(registered) => return Ok(Ok(registered)),
+                Err(refused) => refused,
+            };
+            let report = self.diagnose(wanted, &refused);
+            if !(first && report.transient()) {
+                return Ok(Err(Box::new((refused, report))));
+            }
+            tracing::info!("{}; it works when tried again", refused.error);
+            first = false;
+        }
+    }
+
+    /// A region of memory that is reached through copies.
+    fn bounce(&self, given: Given, arena: &Arc<Arena>) -> Result<Region> {
+        let (addr, len) = (given.addr(), given.len());
+        let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
+        let bounced = match self.whose.direction {
+            Direction::Send => {
+                let chunks = self.chunks(|| Chunks::new(arena, &registries))?;
+                Bounced::send(given, self.whose.owner, chunks)
+            }
+            Direction::Receive => Bounced::receive(given, self.whose.owner, arena, &registries)?,
+        };
+        self.whose.spare.provide();
+        Ok(self.regions.add_bounced(addr, len, bounced))
     }
 
     /// The chunks that all buffers of this end are sent from.
@@ -138,11 +166,11 @@ impl CommShared {
         Ok(self.chunks.get_or_init(|| chunks))
     }
 
-    /// Existing registrations of the range with every rail.
+    /// Registrations of a program's memory that cover the range, with every rail.
     fn known(&self, addr: usize, len: usize) -> Option<Registrations> {
         let access = self.transport.bulk_access().ok()?;
         let find = |access| -> Option<Registrations> {
-            self.rails.iter().map(|r| r.open.registry.find(addr, len, access)).collect()
+            self.rails.iter().map(|r| r.open.registry.find_kept(addr, len, access)).collect()
         };
         find(access).or_else(|| find(Access::BULK))
     }
@@ -176,7 +204,10 @@ impl CommShared {
         wanted: Wanted,
         register: impl Fn(&Arc<Registry>, Access) -> Result<Arc<Registered>>,
     ) -> Result<std::result::Result<Registrations, Refused<'_>>> {
-        let access = self.transport.bulk_access()?;
+        // A device may refuse optional access bits; leaving them out is tried where the operator did not demand them.
+        let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
+        let plain_only = !required && self.rails.iter().any(|r| r.open.registry.is_plain_only());
+        let access = if plain_only { Access::BULK } else { self.transport.bulk_access()? };
         let all = |access| -> std::result::Result<Registrations, (&Rail, Error)> {
             self.rails
                 .iter()
@@ -188,9 +219,7 @@ impl CommShared {
             Err((_, error)) if error.errno().is_none() => return Err(error),
             Err(failed) => failed,
         };
-        // A device may refuse optional access bits; leaving them out is tried where the operator did not demand them.
-        let required = self.transport.settings.relaxed_ordering == RelaxedOrdering::Required;
-        let mut refused = Refused { rail, access, error, retry: None };
+        let mut refused = Refused::of(rail, access, error);
         if refused.error.errno() == Some(libc::EINVAL) && access.is_relaxed() && !required {
             let second = all(Access::BULK);
             let errno = second.as_ref().err().map(|(_, e)| e.errno().unwrap_or(libc::EIO));
@@ -199,6 +228,7 @@ impl CommShared {
             let access = Access::BULK.bits().cast_unsigned();
             refused.retry = Some(Attempt { verb, access, errno });
             if let Ok(registered) = second {
+                rail.open.registry.set_plain_only();
                 let report = self.diagnose(wanted, &refused);
                 let outcome = Outcome::GoesOn("memory is registered without them".to_owned());
                 self.transport.reporter.tell(&report, &outcome);
@@ -228,42 +258,44 @@ impl Transport {
             return None;
         }
         let contract = self.cuda_contract();
-        let pin = Pin { by: Pinner::Cuda, api: "", contract, ends: Ender::Maker };
+        let pin = Pin { by: Pinner::Cuda, api: "", contract, ends: Ender::Maker, counts: false };
         PinLedger::process().pin(addr..addr.checked_add(len)?, pin, &[]).ok()
     }
 
-    /// Finds out why memory of the plugin's own, `len` bytes, could not be registered with `rails`, and tells. Any other
-    /// error, and one that is over when other memory is tried, is left as it is.
-    pub(crate) fn explain_own(&self, error: Error, rails: &[Rail], len: usize) -> Error {
+    /// Finds out why memory of the plugin's own, `len` bytes, could not be registered with `devices`, and tells with
+    /// `what` comes of it. Any other error, and one that is over when other memory is tried, is left as it is.
+    pub(crate) fn explain_own<'a>(
+        &self,
+        error: Error,
+        devices: impl IntoIterator<Item = (&'a Device, &'a Arc<Registry>)>,
+        len: usize,
+        what: &str,
+    ) -> Error {
         if !error.failed_verb().is_some_and(|verb| verb.starts_with("ibv_reg_mr")) {
             return error;
         }
         let Ok(pages) = PageOwned::new(len, Purpose::Probe) else { return error };
-        let access = Access::REMOTE_WRITE;
-        for rail in rails {
-            let tried = rail.open.registry.register_alone(pages.addr(), pages.len(), access);
+        let (kind, access) = (RegionKind::Host, Access::REMOTE_WRITE);
+        for (device, registry) in devices {
+            let tried = registry.register_alone(pages.addr(), pages.len(), access);
             let Err(error) = tried else { continue };
-            let kind = RegionKind::Host;
             let wanted = Wanted { addr: pages.addr(), len: pages.len(), kind, dmabuf: None };
-            let refused = Refused { rail, access, error, retry: None };
+            let refused = Refused { device, registry, access, error, retry: None };
             let report = self.diagnose(wanted, &refused, None);
-            return self.fails(&report, "the connection cannot be made", refused.error);
+            return self.fails(&report, what, refused.error);
         }
         error
     }
 
-    /// Tells a diagnosis after which a call fails. What was told as a warning is not logged again with the error.
+    /// Tells a diagnosis after which a call fails: not a second time with the error, and a cause that was told before
+    /// not at all.
     fn fails(&self, report: &Report, what: &str, error: Error) -> Error {
-        if self.reporter.tell(report, &Outcome::Fails(what.to_owned())) {
-            error.repeated()
-        } else {
-            error
-        }
+        self.reporter.tell(report, &Outcome::Fails(what.to_owned()));
+        error.repeated()
     }
 
     fn diagnose(&self, wanted: Wanted, refused: &Refused<'_>, whose: Option<&Whose>) -> Report {
-        let Refused { rail, access, error, retry } = refused;
-        let registry = &rail.open.registry;
+        let Refused { device, registry, access, error, retry } = refused;
         let usage = registry.usage();
         let ((regions, bytes), (peak_regions, peak_bytes)) = (usage.live(), usage.most());
         let known = |limit: u64| Some(limit).filter(|limit| *limit != 0);
@@ -282,10 +314,10 @@ impl Transport {
             kind: wanted.kind,
             fd: wanted.dmabuf.map(|(fd, _)| fd),
             offset: wanted.dmabuf.map_or(0, |(_, offset)| offset),
-            device: rail.device.port.label.clone(),
+            device: device.port.label.clone(),
             limits: DeviceLimits {
-                max_mr: known(rail.device.max_mr),
-                max_mr_size: known(rail.device.max_mr_size),
+                max_mr: known(device.max_mr),
+                max_mr_size: known(device.max_mr_size),
             },
             live: Live { regions, bytes, peak_regions, peak_bytes },
             own_pinned: Some(PinLedger::process().pinned_bytes()),

@@ -44,6 +44,8 @@ pub struct Route {
     pub max_message: u32,
     /// Bytes that may be posted inline on every lane.
     pub max_inline: u32,
+    /// The communicator's number, by which handles of copied buffers know it.
+    pub owner: u64,
     /// Size above which data and immediate are separate work requests, where adaptive routing may reorder packets.
     pub adaptive_threshold: Option<u32>,
 }

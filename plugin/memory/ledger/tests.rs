@@ -12,11 +12,11 @@ fn rails(names: &[&str]) -> Vec<Arc<str>> {
 }
 
 fn registration(rail: &Arc<str>) -> Pin {
-    Pin::registration(rail, "ibv_reg_mr")
+    Pin::registration(rail, "ibv_reg_mr", false)
 }
 
 fn cuda(contract: Claim) -> Pin {
-    Pin { by: Pinner::Cuda, api: "cuMemHostRegister", contract, ends: Ender::Plugin }
+    Pin { by: Pinner::Cuda, api: "cuMemHostRegister", contract, ends: Ender::Maker, counts: false }
 }
 
 const OWN: Range<usize> = 0x10000..0x14000;
@@ -76,7 +76,7 @@ fn a_part_of_the_plugins_memory_is_the_plugins() {
         Err(OrderError::Straddles { .. })
     ));
     let record = ledger.pin(inside, registration(&Arc::from("a")), &[]).unwrap();
-    assert!(ledger.pin(OWN, cuda(Claim::Unknown), &[]).is_ok());
+    assert!(ledger.pin(OWN, cuda(Claim::Unknown), &[]).is_err(), "a part is held");
     drop(record);
 }
 
@@ -87,13 +87,42 @@ fn memory_of_others_is_recorded_and_never_refused() {
     let weak = ledger.pin(range.clone(), cuda(Claim::Assumed(PinContract::Pinned)), &[]).unwrap();
     let strong = ledger.pin(range.clone(), registration(&Arc::from("mlx5_0")), &[]).unwrap();
     let [line] = &ledger.describe(0x50fff..0x60000)[..] else { panic!("one line") };
-    assert!(line.contains("assumed pinned by CUDA (cuMemHostRegister)"), "{line}");
+    assert!(
+        line.contains("assumed pinned by CUDA (cuMemHostRegister), ended by who made it"),
+        "{line}"
+    );
     assert!(line.contains("long-term pinned by mlx5_0 (ibv_reg_mr)"), "{line}");
     assert_eq!(ledger.pinned_bytes(), 0x1000);
     assert!(ledger.describe(0x51000..0x60000).is_empty());
     drop((weak, strong));
     assert!(ledger.describe(range).is_empty());
     assert_eq!(ledger.pinned_bytes(), 0);
+}
+
+/// A page that is held for the long term says nothing about its neighbours.
+#[test]
+fn a_part_does_not_stand_for_the_whole() {
+    let ledger = ledger();
+    let rails = rails(&["a"]);
+    ledger.own(OWN, Purpose::Application);
+    let page = OWN.start..OWN.start + 0x1000;
+    let part = ledger.pin(page.clone(), registration(&rails[0]), &rails).unwrap();
+    assert!(ledger.pin(OWN, cuda(Claim::Known(PinContract::Pinned)), &rails).is_err());
+    assert!(ledger.pin(OWN, cuda(Claim::Unknown), &[]).is_err());
+    assert!(ledger.pin(page, cuda(Claim::Unknown), &rails).is_ok());
+    assert_eq!(ledger.pinned_bytes(), 0x1000);
+    drop(part);
+}
+
+#[test]
+fn memory_of_a_gpu_is_neither_pinned_nor_counted() {
+    let ledger = ledger();
+    let range = 0x50000..0x52000;
+    let pin = Pin::registration(&Arc::from("a"), "ibv_reg_mr", true);
+    let record = ledger.pin(range.clone(), pin, &[]).unwrap();
+    assert_eq!(ledger.pinned_bytes(), 0);
+    assert!(ledger.describe(range)[0].contains("unknown by a"));
+    drop(record);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::error::{Error, Fault};
 use crate::memory::Region;
 use crate::memory::bounce::{Bounced, CHUNK, CHUNKS};
 use crate::memory::region::MAX_RAILS;
-use crate::transport::comm::Ending;
+use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
 use crate::transport::lane::{Kind, WrId};
 use crate::transport::request::Request;
@@ -123,6 +123,9 @@ impl SendComm {
         };
         let len = size.min(credit.len);
         let bounced = region.and_then(|r| r.bounced(addr, len.into())).filter(|_| len != 0);
+        if bounced.as_ref().is_some_and(|b| !b.belongs_to(self.route.owner)) {
+            return Err(foreign_handle("isend"));
+        }
         let lkeys = match region {
             Some(region) if region.contains(addr, len.into()) => {
                 std::array::from_fn(|rail| region.lkey(rail))
@@ -197,9 +200,16 @@ impl SendComm {
         let sequence = self.next;
         let slot = sequence.wrapping_sub(1) as usize % SLOTS;
         let lanes = self.route.lanes.len();
+        // A device that completes as fast as the host copies would keep this call for the whole message. The completion
+        // of the last copy resumes here.
+        let mut copies = CHUNKS;
         while cursor.part < cursor.parts {
             let index = (self.lane + cursor.part as usize) % lanes;
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
+                if copies == 0 {
+                    break;
+                }
+                copies -= 1;
                 // A chunk that is free again is still in the cache.
                 self.reclaim()?;
             }
