@@ -276,7 +276,7 @@ static void forbidden(int version)
     net_stop(&net);
 }
 
-static void too_large(int version, bool is_send)
+static void too_large_to_receive(int version)
 {
     struct net net;
     struct pair pair;
@@ -284,8 +284,8 @@ static void too_large(int version, bool is_send)
     held_start(&net, version);
     pair_open(&net, 0, &pair);
     struct rnic_counts before = rnic_counts();
-    refuse(&pair, is_send ? pair.send : pair.recv, 4 << 20, "PINRAIL_BOUNCE_BYTES");
-    refuse(&pair, is_send ? pair.send : pair.recv, 4 << 20, NULL);
+    refuse(&pair, pair.recv, 4 << 20, "PINRAIL_BOUNCE_BYTES");
+    refuse(&pair, pair.recv, 4 << 20, NULL);
     CHECK_EQ(rnic_counts().mrs, before.mrs);
     direct_message(&pair);
     struct guarded small = held_new(SIZE, 0, true), other = held_new(SIZE, 0, false); /* fits */
@@ -299,8 +299,16 @@ static void too_large(int version, bool is_send)
     net_stop(&net);
 }
 
-static void too_large_to_receive(int version) { too_large(version, false); }
-static void too_large_to_send(int version) { too_large(version, true); }
+/* A sending end makes do with few chunks, whatever the size of its buffer. */
+static void large_send_with_little_room(int version)
+{
+    struct desk desk;
+    enum { LARGE = 4 << 20 };
+    setenv("PINRAIL_BOUNCE_BYTES", "1048576", 1); /* the least */
+    desk_open(&desk, version, SENDER, LARGE);
+    held_message(&desk.pair, &desk.from, desk.from_mr, LARGE, &desk.to, desk.to_mr, LARGE, 3);
+    desk_close(&desk);
+}
 
 /* The first of them fit and was told of; that a later one does not is news. */
 static void too_large_after_others(int version)
@@ -415,15 +423,35 @@ static void set_aside_with_little_left(int version)
     machine_remove();
 }
 
+/* Not even the usual chunks may be locked: fewer do. */
+static void little_may_be_locked(int version)
+{
+    struct net net;
+    struct pair pair;
+    setenv("SOFTRNIC_MEMLOCK", "3000000", 1);
+    held_start(&net, version);
+    pair_open(&net, 0, &pair);
+    struct guarded from = held_new(SIZE, 1, true), to = held_new(SIZE, 2, true);
+    void *from_mr = register_bounced(&net, pair.send, &from), *to_mr = register_bounced(&net, pair.recv, &to);
+    for (int i = 0; i < 20; i++) held_message(&pair, &from, from_mr, SIZE, &to, to_mr, SIZE, (uint64_t)i);
+    CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
+    CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));
+    held_free(&from);
+    held_free(&to);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(set_aside),
     EACH(set_aside_too_little),
     EACH(cannot_be_set_aside),
     EACH(forbidden),
+    EACH(little_may_be_locked),
     EACH(connect_that_fails),
     EACH(set_aside_with_little_left),
     EACH(too_large_to_receive),
-    EACH(too_large_to_send),
+    EACH(large_send_with_little_room),
     EACH(too_large_after_others),
     EACH(in_the_wrong_place_only),
     ONCE(set_aside_with_every_device),

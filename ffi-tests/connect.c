@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "pair.h"
+#include "softrnic.h"
 
 enum { HANDLE = NCCL_NET_HANDLE_MAXSIZE };
 
@@ -436,6 +437,31 @@ static void closing_others_meanwhile(int version)
     net_stop(&net);
 }
 
+/* An init while nothing but an attempt to connect is under way: devices stay the same objects for everybody. */
+static void init_during_an_attempt(int version)
+{
+    struct net net;
+    struct pair pair = {.net = &net};
+    char first[NCCL_NET_HANDLE_MAXSIZE] = {0}, second[NCCL_NET_HANDLE_MAXSIZE] = {0};
+    void *listener = NULL, *other = NULL, *again = NULL;
+    net_start(&net, version);
+    CHECK_OK(net_listen(&net, 0, first, &listener));
+    CHECK_PTR(try_connect(&net, 0, first), NULL); /* takes more than one call */
+    CHECK_OK(net_close_listen(&net, listener));
+    CHECK_EQ(rnic_counts().contexts, 1);
+    if (version >= 11)
+        CHECK_OK(net_init_context(&net, 7, ffi_logger, &again));
+    else
+        CHECK_OK(net_init(&net, 7, ffi_logger));
+    CHECK_OK(net_listen(&net, 0, second, &other));
+    WAIT_UNTIL(pair_step(&pair, 0, second, other), "a pair");
+    CHECK_EQ(rnic_counts().contexts, 1);
+    CHECK_OK(net_close_listen(&net, other));
+    pair_close(&pair);
+    if (again) CHECK_OK(net_finalize(&net, again));
+    net_stop(&net);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(one_process_one_thread),
     EACH(default_interface),
@@ -445,6 +471,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(any_version_talks_to_any),
     EACH(handle_is_128_bytes),
     EACH(polls_never_block),
+    EACH(init_during_an_attempt),
     EACH(several_listeners),
     EACH(no_device_communicator),
     EACH(foreign_handles),

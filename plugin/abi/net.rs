@@ -43,7 +43,8 @@ fn state() -> MutexGuard<'static, Option<State>> {
 pub fn init<R>(lasting: bool, with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
     let mut state = state();
     if let Some(State { transport: Some(transport), lasting: stays, told }) = &mut *state
-        && objects::users() > 0
+        // Somebody may be about to open something and not have it yet.
+        && (objects::users() > 0 || Arc::strong_count(transport) > 1)
     {
         *stays |= lasting;
         if !std::mem::replace(told, true) {

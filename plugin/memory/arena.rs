@@ -233,7 +233,15 @@ impl Arena {
             ))
             .with_errno(libc::ENOMEM));
         }
-        let segment = self.add(size, registries, false, len)?;
+        let segment = match self.add(size, registries, false, len) {
+            Ok(segment) => segment,
+            // More than is needed now may be more than the process may lock.
+            Err(_) if size > len => {
+                self.segments().bytes += len;
+                self.add(len, registries, false, len)?
+            }
+            Err(e) => return Err(e),
+        };
         let registered = segment.registered.iter().map(|(r, _)| Arc::clone(r)).collect();
         Ok(self.lease(&segment, registered, 0, len))
     }

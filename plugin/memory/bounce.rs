@@ -21,7 +21,7 @@ use std::time::Instant;
 
 /// Bytes of one chunk of a sending end.
 pub const CHUNK: usize = 256 << 10;
-/// Chunks of a sending end.
+/// Chunks of a sending end, where there is memory for them; else fewer.
 pub const CHUNKS: usize = 16;
 /// Bytes of a landing place in use beyond which another receive waits, unless there is one only: data of the next shall
 /// arrive while the one before is copied. More would keep no network busier, and a place that is used again soon is still
@@ -38,6 +38,7 @@ const LINE: usize = 64;
 #[derive(Debug)]
 pub struct Chunks {
     lease: Lease,
+    count: usize,
 }
 
 impl Chunks {
@@ -46,7 +47,15 @@ impl Chunks {
     /// # Errors
     /// See [`Arena::lend`].
     pub fn new(arena: &Arc<Arena>, registries: &[Arc<Registry>]) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { lease: arena.lend(CHUNK * CHUNKS, registries)? }))
+        let some = |count| -> Result<_> {
+            Ok(Arc::new(Self { lease: arena.lend(CHUNK * count, registries)?, count }))
+        };
+        some(CHUNKS).or_else(|e| some(CHUNKS / 4).or_else(|_| some(1)).map_err(|_| e))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// The key of the chunks on a rail.
@@ -56,7 +65,7 @@ impl Chunks {
 
     /// Address of a chunk.
     pub fn addr(&self, chunk: usize) -> u64 {
-        (self.lease.addr() + chunk % CHUNKS * CHUNK) as u64
+        (self.lease.addr() + chunk % self.count * CHUNK) as u64
     }
 }
 
@@ -233,7 +242,7 @@ impl Bounced {
     pub fn copy_in(&self, addr: u64, len: u32, chunk: usize) -> bool {
         let Side::Send(chunks) = &self.side else { return false };
         let lease = &chunks.lease;
-        let at = lease.offset() + chunk % CHUNKS * CHUNK;
+        let at = lease.offset() + chunk % chunks.count * CHUNK;
         self.with(|given| given.copy_in(addr as usize, lease.pages(), at, len as usize))
     }
 

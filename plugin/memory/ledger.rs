@@ -147,7 +147,11 @@ pub enum OrderError {
 
 impl From<OrderError> for Error {
     fn from(e: OrderError) -> Self {
-        Self::new(Blame::Internal, e.to_string())
+        let blame = match e {
+            OrderError::WeakerFirst { .. } => Blame::Internal,
+            OrderError::Straddles { .. } => Blame::Argument,
+        };
+        Self::new(blame, e.to_string())
     }
 }
 

@@ -6,6 +6,7 @@ use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
+use crate::host;
 use crate::memory::arena::Arena;
 use crate::memory::bounce::{Bounced, Chunks, copy_rate};
 use crate::memory::diagnosis::{
@@ -115,7 +116,12 @@ impl CommShared {
                 Ok(region)
             }
             Err(e) => {
-                let what = format!("the registration fails, because copies cannot stand in: {e}");
+                let limit = host::limits::memlock_of(&self.transport.machine.proc);
+                let limit = limit.soft.map_or_else(String::new, |bytes| {
+                    format!(" (the memory lock limit is {bytes} bytes; raise it)")
+                });
+                let what =
+                    format!("the registration fails, because copies cannot stand in: {e}{limit}");
                 Err(self.transport.fails(&report, &what, e))
             }
         }
@@ -220,7 +226,8 @@ impl CommShared {
             Err(failed) => failed,
         };
         let mut refused = Refused::of(rail, access, error);
-        if refused.error.errno() == Some(libc::EINVAL) && access.is_relaxed() && !required {
+        let unknown_bits = matches!(refused.error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP));
+        if unknown_bits && access.is_relaxed() && !required {
             let second = all(Access::BULK);
             let errno = second.as_ref().err().map(|(_, e)| e.errno().unwrap_or(libc::EIO));
             let verb = second.as_ref().err().and_then(|(_, e)| e.failed_verb());

@@ -254,7 +254,8 @@ impl SendComm {
     fn copy(&mut self, member: usize, addr: u64, len: u32) -> Result<Option<usize>, Fault> {
         let chunk = self.chunks_used.trailing_ones() as usize;
         let source = self.forming.sources.get(member).and_then(Option::as_ref);
-        let Some(source) = source.filter(|_| chunk < CHUNKS) else { return Ok(None) };
+        let count = self.chunks.as_ref().map_or(0, |chunks| chunks.count());
+        let Some(source) = source.filter(|_| chunk < count) else { return Ok(None) };
         if !source.copy_in(addr, len, chunk) {
             let peer = &self.peer;
             let error = format!("{peer}: the memory handle of a send in flight was deregistered");

@@ -117,7 +117,9 @@ pub struct Area {
 
 /// What the process has mapped, in the order of addresses; `None` if that cannot be read.
 pub fn areas() -> Option<Vec<Area>> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // Paths of mapped files need not be UTF-8.
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let maps = String::from_utf8_lossy(&maps);
     Some(maps.lines().filter_map(area).collect())
 }
 
