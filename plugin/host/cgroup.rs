@@ -11,6 +11,10 @@ use super::procfs::{Proc, text};
 /// Levels of a hierarchy that are looked at.
 const DEEPEST: usize = 32;
 
+/// What memory regions count towards. Open devices (`hca_handle`) have a limit of their own, which is often just met: one
+/// device, one handle.
+const OBJECTS: &str = "hca_object";
+
 /// Version 1 shows "no limit" as a number of this size.
 const NO_LIMIT: u64 = 1 << 62;
 
@@ -30,8 +34,13 @@ pub struct RdmaUse {
 }
 
 impl RdmaUse {
+    /// Nothing more can be registered.
+    pub fn refuses_registrations(&self) -> bool {
+        self.resource == OBJECTS && self.exhausted()
+    }
+
     /// Nothing more is granted.
-    pub fn exhausted(&self) -> bool {
+    fn exhausted(&self) -> bool {
         matches!((self.current, self.max), (Some(current), Some(max)) if current >= max)
     }
 }
@@ -83,9 +92,9 @@ impl Cgroup {
         Self { rdma: rdma.collect(), ram: ram.min_by_key(MemoryUse::left) }
     }
 
-    /// The first exhausted resource of a device.
-    pub fn exhausted(&self, device: &str) -> Option<&RdmaUse> {
-        self.rdma.iter().find(|item| item.device == device && item.exhausted())
+    /// The first limit that keeps a device from registering more.
+    pub fn refuses_registrations(&self, device: &str) -> Option<&RdmaUse> {
+        self.rdma.iter().find(|item| item.device == device && item.refuses_registrations())
     }
 }
 
@@ -170,10 +179,10 @@ mod tests {
             ],
         );
         assert_eq!(cgroup.rdma.len(), 2);
-        let exhausted = cgroup.exhausted("mlx5_0").unwrap();
+        let exhausted = cgroup.refuses_registrations("mlx5_0").unwrap();
         assert_eq!((exhausted.resource.as_str(), exhausted.max), ("hca_object", Some(2000)));
         assert_eq!(exhausted.group, "/jobs");
-        assert_eq!(cgroup.exhausted("mlx5_1"), None);
+        assert_eq!(cgroup.refuses_registrations("mlx5_1"), None);
         assert_eq!(cgroup.ram.unwrap().left(), 100);
     }
 
@@ -188,9 +197,21 @@ mod tests {
                 ("sys/fs/cgroup/cpu,memory/memory.usage_in_bytes", "5\n"),
             ],
         );
-        assert_eq!(cgroup.exhausted("rxe0").unwrap().resource, "hca_handle");
+        assert_eq!(cgroup.rdma.len(), 2);
         assert_eq!(cgroup.rdma[1].current, None);
-        assert!(!cgroup.rdma[1].exhausted() && cgroup.ram.is_none());
+        assert!(cgroup.refuses_registrations("rxe0").is_none() && cgroup.ram.is_none());
+    }
+
+    #[test]
+    fn only_objects_say_something_about_registrations() {
+        for (resource, expected) in [("hca_handle", None), ("hca_new", None), (OBJECTS, Some(1))] {
+            let line = format!("mlx5_0 {resource}=1\n");
+            let files = [("sys/fs/cgroup/rdma.max", &*line), ("sys/fs/cgroup/rdma.current", &line)];
+            let cgroup = read("0::/\n", &files);
+            assert!(cgroup.rdma[0].exhausted());
+            let found = cgroup.refuses_registrations("mlx5_0").and_then(|found| found.max);
+            assert_eq!(found, expected, "{resource}");
+        }
     }
 
     #[test]

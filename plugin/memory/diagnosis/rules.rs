@@ -142,7 +142,7 @@ impl Case<'_> {
 
     pub(super) fn control_group(&self) -> Option<Verdict> {
         let device = self.failure.device.split(':').next().unwrap_or_default();
-        let found = self.facts.cgroup.exhausted(device)?;
+        let found = self.facts.cgroup.refuses_registrations(device)?;
         let why = format!(
             "{} of {device} in control group {}: {} of {} in use",
             found.resource,

@@ -303,6 +303,17 @@ fn the_limit_of_a_control_group_and_of_one_region() {
     let other = Failure { device: "mlx5_0:1".replace('0', "1"), ..failure(libc::EAGAIN, 4) };
     assert_eq!(diagnose(&machine, other, never).verdict().cause, Cause::Unknown);
 
+    // One device is open and one may be: that says nothing about registrations.
+    let (_tree, opened) = self::machine(&[
+        ("sys/fs/cgroup/user.slice/rdma.max", "mlx5_0 hca_handle=1 hca_object=100\n"),
+        ("sys/fs/cgroup/user.slice/rdma.current", "mlx5_0 hca_handle=1 hca_object=9\n"),
+    ]);
+    let report = diagnose(&opened, failure(libc::ENOMEM, 4), at_most(0));
+    let telling = ["one page of fresh memory does not register"];
+    let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &telling);
+    assert_eq!(json["control_group"]["rdma"][0]["resource"], "hca_handle");
+    assert_eq!(diagnose(&opened, failure(libc::EAGAIN, 4), never).verdict().cause, Cause::Unknown);
+
     let mut large = failure(libc::EINVAL, 4);
     large.limits.max_mr_size = Some(large.length - 1);
     check(
