@@ -137,6 +137,7 @@ const KHO: (&str, &str) = (
     "proc/meminfo",
     "MemTotal: 125829120 kB\nMemFree: 20971520 kB\nMemAvailable: 41943040 kB\nCmaTotal: 0 kB\nCmaFree: 9751756 kB\n",
 );
+const CACHE: &str = "anon 73000000\ninactive_file 600000000\nactive_file 400000000\n";
 /// 64 MiB are pinned; so many pages more fit.
 const ROOM: u64 = 16;
 
@@ -282,6 +283,16 @@ fn device_limit_beside_kernel_memory() {
     let (_tree, confined) = machine(&group);
     let report = diagnose(&confined, failure(libc::ENOMEM, 4), at_most(0));
     check(&report, Cause::KernelMemory, Confidence::Likely, &["control group /user.slice has"]);
+
+    // The same where files fill the group: that is room, for the kernel and for the probe.
+    let cached = [group[0], group[1], ("sys/fs/cgroup/user.slice/memory.stat", CACHE)];
+    let (_tree, cached) = machine(&cached);
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), at_most(0));
+    let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &["954.4 MiB of memory"]);
+    assert_eq!(json["control_group"]["memory"]["file_cache_bytes"], 1_000_000_000);
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), bad(&[1]));
+    let whole = 4096 * page_size();
+    assert_eq!(report.json()["probe"]["fresh_range"]["length"], whole);
 }
 
 #[test]
@@ -871,6 +882,7 @@ proptest! {
             ("sys/fs/cgroup/rdma.max", &format!("mlx5_0 hca_object={number}\n{text}")),
             ("sys/fs/cgroup/memory.max", &number),
             ("sys/fs/cgroup/memory.current", &text),
+            ("sys/fs/cgroup/memory.stat", &format!("inactive_file {number}\nactive_file {text}")),
         ]);
         tree.write("proc/self/maps", &bytes);
         tree.write("proc/pagetypeinfo", &bytes);
