@@ -13,6 +13,7 @@ pub mod gid;
 pub mod kernel;
 pub mod limits;
 pub mod meminfo;
+pub mod mounts;
 pub mod netif;
 pub mod nvidia;
 pub mod pagemap;

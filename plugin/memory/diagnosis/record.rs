@@ -212,6 +212,7 @@ fn range(facts: &Facts) -> Value {
             "mappings": range.mappings,
             "permissions": mapping.map(|mapping| &mapping.permissions),
             "path": mapping.map(|mapping| &mapping.path),
+            "filesystem": range.filesystem,
             "unmapped_at": range.unmapped.map(hex),
             "read_only_at": range.read_only.map(hex),
         })

@@ -465,6 +465,31 @@ fn bad_address_beside_peer_memory() {
         let report = diagnose(&machine, Failure { length, ..failure(libc::EFAULT, 4) }, never);
         check(&report, Cause::BadAddress, confidence, &[telling, "mapped writable"]);
     }
+    // Memory that is shared between processes is memory like any other.
+    for file in [
+        "/dev/zero (deleted)",
+        "/dev/shm/nccl-7Yt3Qa",
+        "/memfd:nccl (deleted)",
+        "/SYSV00001234 (deleted)",
+        "/anon_hugepage (deleted)",
+        "/dev/hugepages/pool",
+        "/mnt/huge/pool",
+    ] {
+        let maps = format!("7f0000000000-7f1000000000 rw-s 00000000 00:1f 77 {file}\n");
+        let mounts = "44 27 0:31 / /mnt/huge rw - hugetlbfs nodev rw\n";
+        let mounts = if file.starts_with("/mnt") { mounts } else { "" };
+        let (_tree, machine) =
+            machine(&[("proc/self/maps", &maps), ("proc/self/mountinfo", mounts)]);
+        let report = diagnose(&machine, failure(libc::EFAULT, 4), never);
+        let telling = [file, "mapped there, writable, and refused by the kernel"];
+        check(&report, Cause::BadAddress, Confidence::Possible, &telling);
+        let demanded =
+            Failure { access: RELAXED, optional_demanded: true, ..failure(libc::EINVAL, 4) };
+        let report = diagnose(&machine, demanded, never);
+        check(&report, Cause::AccessFlags, Confidence::Likely, &["RELAXED_ORDERING=2"]);
+        let report = diagnose(&machine, failure(libc::EINVAL, 4), never);
+        assert_eq!(report.verdict().cause, Cause::Unknown, "{}", report.line());
+    }
     // The same errno for GPU memory without the module.
     let gpu = Failure { kind: RegionKind::Cuda, ..failure(libc::EFAULT, 4) };
     let report_ = diagnose(&ordinary, gpu.clone(), never);
@@ -615,6 +640,13 @@ fn access_flags_beside_bad_address() {
     let json =
         check(&diagnose(&ordinary, failed, never), Cause::Unknown, Confidence::Possible, &telling);
     assert_eq!(json["request"]["retry_without_optional_flags"]["errno"], libc::EINVAL);
+    // Demanded flags are what EINVAL is about, whatever is mapped there.
+    let maps = "7f0000000000-7f1000000000 rw-s 00000000 08:01 77 /data/x\n";
+    let (_tree, file) = machine(&[("proc/self/maps", maps)]);
+    let demanded = Failure { optional_demanded: true, ..relaxed() };
+    check(&diagnose(&file, demanded, never), Cause::AccessFlags, Confidence::Likely, &[]);
+    let plain = failure(libc::EINVAL, 4);
+    check(&diagnose(&file, plain, never), Cause::BadAddress, Confidence::Likely, &["/data/x"]);
     let empty = Failure { length: 0, ..failure(libc::EINVAL, 4) };
     check(&diagnose(&ordinary, empty, never), Cause::BadAddress, Confidence::Certain, &["empty"]);
     let unsupported = Failure { access: RELAXED, ..failure(libc::EOPNOTSUPP, 4) };
@@ -885,6 +917,7 @@ proptest! {
             ("sys/fs/cgroup/memory.stat", &format!("inactive_file {number}\nactive_file {text}")),
         ]);
         tree.write("proc/self/maps", &bytes);
+        tree.write("proc/self/mountinfo", &bytes);
         tree.write("proc/pagetypeinfo", &bytes);
         tree.write("proc/self/pagemap", &bytes);
         let failed = Failure { address, length, offset, kind, fd: Some(33), own_pinned: Some(offset), ..failure(errno, 1) };
