@@ -17,9 +17,8 @@ fn name_of(path: &str) -> &str {
 impl Case<'_> {
     pub(super) fn bad_address(&self) -> Verdict {
         let f = self.failure;
-        let device_memory =
-            self.facts.pointer.as_ref().is_some_and(|p| p.kind == MemoryKind::Device);
-        if f.kind == RegionKind::Cuda || (self.host() && device_memory) {
+        let device_memory = self.facts.is_gpu_memory();
+        if f.kind == RegionKind::Cuda || (f.kind == RegionKind::Host && device_memory) {
             return self.gpu_address(device_memory);
         }
         if f.kind == RegionKind::DmaBuf {
@@ -64,7 +63,7 @@ impl Case<'_> {
     fn gpu_address(&self, device_memory: bool) -> Verdict {
         let facts = self.facts;
         let mut why = Vec::new();
-        if self.host() {
+        if self.failure.kind == RegionKind::Host {
             why.push("passed as host memory, and the CUDA driver says it is a GPU's".to_owned());
         }
         if facts.peermem.is_none() && facts.modules_visible {

@@ -3,7 +3,7 @@
 
 use super::failure::Failure;
 use crate::config::Settings;
-use crate::cuda::driver::{self, PointerFacts};
+use crate::cuda::driver::{self, MemoryKind, PointerFacts};
 use crate::cuda::nvml::{Bar1, Nvml};
 use crate::host::cgroup::Cgroup;
 use crate::host::container::Container;
@@ -185,6 +185,16 @@ impl Facts {
         Some((all.saturating_sub(in_cma), all))
     }
 
+    /// Whether what failed is host memory: said to be, and no GPU's as far as its driver tells.
+    pub fn is_host_memory(&self, failure: &Failure) -> bool {
+        failure.kind == RegionKind::Host && !self.is_gpu_memory()
+    }
+
+    /// Whether the CUDA driver says that the address is a GPU's.
+    pub fn is_gpu_memory(&self) -> bool {
+        self.pointer.as_ref().is_some_and(|pointer| pointer.kind == MemoryKind::Device)
+    }
+
     /// Whether CUDA declares its pins of host memory as long-term ones.
     pub fn cuda_long_term(&self) -> Option<LongTerm> {
         self.nvidia.as_ref().map(|driver| driver.long_term(std::env::consts::ARCH))
@@ -204,7 +214,7 @@ pub struct Quota {
     pub pinned: Option<u64>,
     /// They were counted here, because that is more than the kernel's `VmPin`.
     pub counted_here: bool,
-    /// Pages of the request.
+    /// Pages of the request that count: none of a GPU's memory and none of a DMA-BUF, which others pin.
     pub pages: u64,
     /// The soft limit in bytes; `None`: unlimited.
     pub limit: Option<u64>,
@@ -219,7 +229,7 @@ impl Quota {
         Self {
             pinned: kernel.max(here),
             counted_here: here > kernel,
-            pages: failure.pages(),
+            pages: if facts.is_host_memory(failure) { failure.pages() } else { 0 },
             limit: facts.memlock.soft,
             exempt: match (facts.status.ipc_lock(), facts.container.own_user_namespace) {
                 (Some(false), _) | (Some(true), Some(true)) => Some(false),
@@ -233,7 +243,8 @@ impl Quota {
     pub fn refuses(&self, pages: u64) -> Option<bool> {
         let page = page_size() as u64;
         let Some(limit) = self.limit else { return Some(false) };
-        if self.exempt == Some(true) {
+        // What does not count is not compared, whatever was pinned before.
+        if pages == 0 || self.exempt == Some(true) {
             return Some(false);
         }
         let wanted = (self.pinned.unwrap_or(0) / page).saturating_add(pages);
@@ -287,6 +298,8 @@ mod tests {
             (Some(13), Some(16), None, 4, Some(true)),
             (Some(13), Some(16), Some(true), 4, Some(false)),
             (Some(13), None, Some(false), u64::MAX, Some(false)),
+            (Some(17), Some(16), Some(false), 0, Some(false)),
+            (None, Some(16), None, 0, Some(false)),
             (None, Some(16), Some(false), 17, Some(true)),
             (None, Some(16), Some(false), 16, None),
             (Some(u64::MAX / (1 << 20)), Some(16), Some(false), u64::MAX, Some(true)),

@@ -76,7 +76,9 @@ impl Case<'_> {
     fn device_by_elimination(&self) -> Verdict {
         let quota = self.quota();
         let (page, _) = self.fresh();
-        let pages = if page == Some(false) { 1 } else { quota.pages };
+        // What failed last is fresh host memory, which counts whatever the request was for.
+        let fresh = self.probe.and_then(|probe| probe.fresh).map_or(0, |trial| trial.length);
+        let pages = if page == Some(false) { 1 } else { fresh / page_size() as u64 };
         let excluded = quota.refuses(pages) == Some(false) && self.facts.available().is_some();
         if !excluded {
             return self.unknown();

@@ -220,6 +220,42 @@ fn a_small_limit_is_not_blamed_where_the_rule_does_not_say_so() {
 }
 
 #[test]
+fn only_host_memory_counts_towards_the_quota() {
+    // The limit is passed already, and for each kind fresh memory works or fails by it.
+    let over = ("proc/self/status", "VmPin:\t  99999 kB\nCapEff:\t0000000000000000\n");
+    let changes = [("proc/self/limits", &*quota()), over];
+    let works = |failure: &Failure| probe(failure.length, None, Bounds::default(), |_, _| Ok(()));
+    let fails =
+        |failure: &Failure| probe(failure.length, None, Bounds::default(), at_most(page_size()));
+    let plain = |kind| Failure { kind, ..failure(libc::ENOMEM, 1000) };
+    let of = |kind| Some(PointerFacts { ..pointer(kind) });
+    for (failure, pointer) in [
+        (plain(RegionKind::Cuda), None),
+        (plain(RegionKind::Cuda), of(MemoryKind::Device)),
+        (Failure { fd: Some(33), ..plain(RegionKind::DmaBuf) }, None),
+        // A GPU's whatever it was said to be.
+        (plain(RegionKind::Host), of(MemoryKind::Device)),
+    ] {
+        for found in [None, Some(works(&failure)), Some(fails(&failure))] {
+            let facts = Facts { pointer: pointer.clone(), ..facts(&changes, &failure) };
+            let report = report(failure.clone(), facts, found);
+            let line = report.line();
+            let cause = report.verdict().cause;
+            assert!(![Cause::MemlockQuota, Cause::Placement].contains(&cause), "{line}");
+            assert!(!report.bounce_may_help() && !line.contains("this request 3.9 MiB"), "{line}");
+            let json = report.json();
+            assert_eq!(json["memlock"]["request_bytes"], 0);
+            assert_eq!(json["memlock"]["refuses"], false);
+        }
+    }
+    let host = plain(RegionKind::Host);
+    for pointer in [None, of(MemoryKind::Host), of(MemoryKind::Unknown)] {
+        let facts = Facts { pointer, ..facts(&changes, &host) };
+        check(&report(host.clone(), facts, None), Cause::MemlockQuota, Confidence::Certain, &[]);
+    }
+}
+
+#[test]
 fn figures_of_ones_own_count_where_the_kernel_counts_less() {
     let (_tree, machine) = machine(&[("proc/self/limits", &quota())]);
     let more = Failure { own_pinned: Some(65 << 20), ..failure(libc::ENOMEM, 1) };
