@@ -799,11 +799,12 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
     let folder = tree.root().join("reports");
     fs::create_dir(&folder).unwrap();
     let reporter = reporter(&folder);
-    let told = |device: &str, errno| {
+    let tell = |device: &str, errno, outcome: fn(String) -> Outcome| {
         let failed = Failure { device: device.into(), ..failure(errno, 4) };
-        let outcome = Outcome::GoesOn("the test goes on".to_owned());
-        reporter.tell(&diagnose(&machine, failed, bad(&[1])), &outcome)
+        let report = diagnose(&machine, failed, bad(&[1]));
+        reporter.tell(&report, &outcome("so it is".to_owned()))
     };
+    let told = |device, errno| tell(device, errno, Outcome::GoesOn);
     assert!(told("mlx5_0:1", libc::ENOMEM));
     assert!(!told("mlx5_0:1", libc::ENOMEM));
     assert!(told("mlx5_1:1", libc::ENOMEM));
@@ -816,11 +817,27 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
         let json: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         assert_eq!(json["schema"], "pinrail-registration");
     }
-    // A job that fails for ever writes a bounded number.
-    for _ in 0..100 {
-        told("mlx5_0:1", libc::ENOMEM);
-    }
-    assert_eq!(names(&folder).len(), 64);
+    // What happens for ever writes a bounded number, and what happens then is still recorded.
+    let many = |errno, outcome| {
+        for _ in 0..100 {
+            tell("mlx5_0:1", errno, outcome);
+        }
+        names(&folder).len()
+    };
+    assert_eq!(many(libc::ENOMEM, Outcome::GoesOn), 16 + 1);
+    assert_eq!(many(libc::ENOMEM, Outcome::Fails), 32 + 1);
+    assert_eq!(many(libc::EFAULT, Outcome::GoesOn), 48);
+    told("mlx5_0:1", libc::ENOSPC);
+    assert_eq!(names(&folder).len(), 49);
+    assert_eq!(many(libc::EIO, Outcome::GoesOn), 64);
+    told("mlx5_0:1", libc::ENOSPC);
+    assert_eq!(names(&folder), sorted((0..64).map(name)));
+}
+
+fn sorted(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
 }
 
 /// Keeps the events of this thread as level and text, message and fields in their order.
