@@ -252,6 +252,17 @@ fn only_the_registry_pins() {
     assert!(place("PinLedger::process().pin(") < place("MemoryRegion::register(&self.pd, start"));
 }
 
+/// What the GPU may pin is memory that devices hold, and one type says so.
+#[test]
+fn only_long_term_pins_come_before_the_gpu() {
+    let sealed: Vec<String> = sources()
+        .into_iter()
+        .filter(|source| !lines_with(&source.code, "Sealed").is_empty())
+        .map(|source| source.path)
+        .collect();
+    assert_eq!(sealed, ["cuda/host.rs", "memory/pinned.rs"]);
+}
+
 #[test]
 fn only_the_boundary_defines_functions_for_c() {
     let mut broken = Vec::new();

@@ -36,6 +36,20 @@ pub const API: &str = "cuMemHostRegister_v2";
 /// driver.map(context, pages); // the trait `PinnedFirst` is not implemented for `PageOwned`
 /// ```
 ///
+/// Neither can anybody outside of this crate say so of memory of their own:
+///
+/// ```compile_fail,E0277
+/// struct Mine;
+/// impl nccl_net_pinrail::cuda::host::PinnedFirst for Mine { // the trait `Sealed` is not implemented for `Mine`
+///     fn range(&self) -> std::ops::Range<usize> { 0x1000..0x2000 }
+/// }
+/// ```
+///
+/// ```compile_fail,E0603
+/// struct Mine;
+/// impl nccl_net_pinrail::cuda::host::sealed::Sealed for Mine {} // module `sealed` is private
+/// ```
+///
 /// Registering it is the only way to such a value:
 ///
 /// ```no_run
@@ -50,9 +64,16 @@ pub const API: &str = "cuMemHostRegister_v2";
 /// driver.map(context, pinned).unwrap();
 /// # }
 /// ```
-pub trait PinnedFirst {
+pub trait PinnedFirst: sealed::Sealed {
     /// The addresses.
     fn range(&self) -> Range<usize>;
+}
+
+pub(crate) mod sealed {
+    //! Where it is said who may be pinned: within this crate.
+
+    /// Whoever implements this answers for every device holding the memory for as long as the value lives.
+    pub trait Sealed {}
 }
 
 /// The functions of the driver that the process has loaded.
@@ -217,6 +238,7 @@ mod tests {
     /// Held until dropped, which is noted.
     #[derive(Debug)]
     struct Held;
+    impl sealed::Sealed for Held {}
     impl PinnedFirst for Held {
         fn range(&self) -> Range<usize> {
             0x5000..0x7000

@@ -11,6 +11,10 @@ use super::procfs::{Proc, text};
 /// Levels of a hierarchy that are looked at.
 const DEEPEST: usize = 32;
 
+/// What memory regions count towards. Open devices (`hca_handle`) have a limit of their own, which is often just met: one
+/// device, one handle.
+const OBJECTS: &str = "hca_object";
+
 /// Version 1 shows "no limit" as a number of this size.
 const NO_LIMIT: u64 = 1 << 62;
 
@@ -30,8 +34,13 @@ pub struct RdmaUse {
 }
 
 impl RdmaUse {
+    /// Nothing more can be registered.
+    pub fn refuses_registrations(&self) -> bool {
+        self.resource == OBJECTS && self.exhausted()
+    }
+
     /// Nothing more is granted.
-    pub fn exhausted(&self) -> bool {
+    fn exhausted(&self) -> bool {
         matches!((self.current, self.max), (Some(current), Some(max)) if current >= max)
     }
 }
@@ -41,6 +50,8 @@ impl RdmaUse {
 pub struct MemoryUse {
     /// Bytes in use.
     pub current: u64,
+    /// Bytes of them that hold content of files. The kernel drops these before it refuses anything.
+    pub file_cache: u64,
     /// The limit in bytes.
     pub max: u64,
     /// Path of the group below the mount point.
@@ -50,7 +61,7 @@ pub struct MemoryUse {
 impl MemoryUse {
     /// Bytes that are still granted.
     pub fn left(&self) -> u64 {
-        self.max.saturating_sub(self.current)
+        self.max.saturating_sub(self.current.saturating_sub(self.file_cache))
     }
 }
 
@@ -78,15 +89,29 @@ impl Cgroup {
             let read = |file: &str| text(&folder.join(file))?.trim().parse::<u64>().ok();
             let max = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
             let current = read("memory.current").or_else(|| read("memory.usage_in_bytes"))?;
-            (max < NO_LIMIT).then_some(MemoryUse { current, max, group })
+            let file_cache = text(&folder.join("memory.stat")).map_or(0, |text| file_cache(&text));
+            (max < NO_LIMIT).then_some(MemoryUse { current, file_cache, max, group })
         });
         Self { rdma: rdma.collect(), ram: ram.min_by_key(MemoryUse::left) }
     }
 
-    /// The first exhausted resource of a device.
-    pub fn exhausted(&self, device: &str) -> Option<&RdmaUse> {
-        self.rdma.iter().find(|item| item.device == device && item.exhausted())
+    /// The first limit that keeps a device from registering more.
+    pub fn refuses_registrations(&self, device: &str) -> Option<&RdmaUse> {
+        self.rdma.iter().find(|item| item.device == device && item.refuses_registrations())
     }
+}
+
+/// Bytes of files in memory by `memory.stat`. Version 1 counts groups below in the lines with `total_` only, as it does in
+/// what is in use; version 2 always does. Shared memory is in neither.
+fn file_cache(stat: &str) -> u64 {
+    let of = |names: [&str; 2]| {
+        let amounts = stat.lines().filter_map(|line| line.split_once(' '));
+        let amounts = amounts.filter(|(name, _)| names.contains(name));
+        let amounts = amounts.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok());
+        amounts.reduce(u64::saturating_add)
+    };
+    let total = of(["total_inactive_file", "total_active_file"]);
+    total.or_else(|| of(["inactive_file", "active_file"])).unwrap_or(0)
 }
 
 /// The folders that may hold a controller's files, innermost first, with the path of the group.
@@ -170,10 +195,10 @@ mod tests {
             ],
         );
         assert_eq!(cgroup.rdma.len(), 2);
-        let exhausted = cgroup.exhausted("mlx5_0").unwrap();
+        let exhausted = cgroup.refuses_registrations("mlx5_0").unwrap();
         assert_eq!((exhausted.resource.as_str(), exhausted.max), ("hca_object", Some(2000)));
         assert_eq!(exhausted.group, "/jobs");
-        assert_eq!(cgroup.exhausted("mlx5_1"), None);
+        assert_eq!(cgroup.refuses_registrations("mlx5_1"), None);
         assert_eq!(cgroup.ram.unwrap().left(), 100);
     }
 
@@ -188,9 +213,50 @@ mod tests {
                 ("sys/fs/cgroup/cpu,memory/memory.usage_in_bytes", "5\n"),
             ],
         );
-        assert_eq!(cgroup.exhausted("rxe0").unwrap().resource, "hca_handle");
+        assert_eq!(cgroup.rdma.len(), 2);
         assert_eq!(cgroup.rdma[1].current, None);
-        assert!(!cgroup.rdma[1].exhausted() && cgroup.ram.is_none());
+        assert!(cgroup.refuses_registrations("rxe0").is_none() && cgroup.ram.is_none());
+    }
+
+    #[test]
+    fn only_objects_say_something_about_registrations() {
+        for (resource, expected) in [("hca_handle", None), ("hca_new", None), (OBJECTS, Some(1))] {
+            let line = format!("mlx5_0 {resource}=1\n");
+            let files = [("sys/fs/cgroup/rdma.max", &*line), ("sys/fs/cgroup/rdma.current", &line)];
+            let cgroup = read("0::/\n", &files);
+            assert!(cgroup.rdma[0].exhausted());
+            let found = cgroup.refuses_registrations("mlx5_0").and_then(|found| found.max);
+            assert_eq!(found, expected, "{resource}");
+        }
+    }
+
+    #[test]
+    fn content_of_files_is_not_in_the_way() {
+        let second = "anon 50\nfile 800\ninactive_file 500\nactive_file 200\nslab 9\n";
+        let first = "cache 900\ninactive_file 1\nactive_file 1\ntotal_inactive_file 300\ntotal_active_file 400\n";
+        for (stat, left) in [
+            (second, 705),
+            (first, 705),
+            ("inactive_file 30\n", 35),
+            ("inactive_file x\nactive_file\n", 5),
+            ("", 5),
+            // Read a moment later than what is in use.
+            ("inactive_file 2000\n", 1000),
+            ("inactive_file 18446744073709551615\nactive_file 18446744073709551615\n", 1000),
+        ] {
+            let files = [
+                ("sys/fs/cgroup/memory.max", "1000\n"),
+                ("sys/fs/cgroup/memory.current", "995\n"),
+                ("sys/fs/cgroup/memory.stat", stat),
+            ];
+            assert_eq!(read("0::/\n", &files).ram.unwrap().left(), left, "{stat}");
+            let files = [
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n"),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", "995\n"),
+                ("sys/fs/cgroup/memory/memory.stat", stat),
+            ];
+            assert_eq!(read("8:memory:/\n", &files).ram.unwrap().left(), left, "{stat}");
+        }
     }
 
     #[test]
@@ -211,6 +277,7 @@ mod tests {
         fn any_text_is_read(a in any::<String>(), b in "\\PC{0,40}( \\PC{0,9}=[0-9]{0,30}){0,4}") {
             let _ = uses(&a, &b, "/");
             let _ = uses(&b, &a, "/");
+            let _ = (file_cache(&a), file_cache(&b));
             let _ = levels(&a, Path::new("/no/such"), "rdma");
         }
     }

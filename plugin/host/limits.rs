@@ -57,6 +57,16 @@ fn parse_memlock(text: &str) -> Option<Limit> {
     Some(Limit { soft: amount(words.next()?)?, hard: amount(words.next()?)? })
 }
 
+/// Bytes of address space the process may have.
+pub fn address_space() -> Limit {
+    Limit::of(Resource::As)
+}
+
+/// Bytes that a file may get; a longer write ends the process unless it handles a signal.
+pub fn file_size() -> Limit {
+    Limit::of(Resource::Fsize)
+}
+
 /// File descriptors the process may hold.
 pub fn nofile() -> Limit {
     Limit::of(Resource::Nofile)

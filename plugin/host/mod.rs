@@ -14,6 +14,7 @@ pub mod kernel;
 pub mod limits;
 pub mod meminfo;
 pub mod memory;
+pub mod mounts;
 pub mod netif;
 pub mod nvidia;
 pub mod pagemap;

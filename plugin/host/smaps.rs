@@ -48,6 +48,8 @@ pub struct Mapping {
     pub permissions: String,
     /// Offset into the file.
     pub offset: u64,
+    /// Number of the device that the file is on, as (major, minor).
+    pub device: (u32, u32),
     /// Inode of the file; 0 for anonymous memory.
     pub inode: u64,
     /// Path of the file, or the kernel's name such as `[heap]`; empty for anonymous memory.
@@ -79,7 +81,9 @@ impl Mapping {
         let (start, end) = (hex(start)?, hex(end)?);
         let permissions = field()?;
         let offset = hex(field()?)?;
-        let _device = field()?;
+        let (major, minor) = field()?.split_once(':')?;
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        let device = (number(major)?, number(minor)?);
         let inode = field()?.parse().ok()?;
         if start > end || permissions.len() != 4 {
             return None;
@@ -88,6 +92,7 @@ impl Mapping {
             range: start..end,
             permissions: permissions.to_owned(),
             offset,
+            device,
             inode,
             path: rest.trim_start_matches(' ').to_owned(),
             ..Self::default()
@@ -109,6 +114,23 @@ impl Mapping {
     /// The mapping has no file behind it.
     pub fn is_anonymous(&self) -> bool {
         self.inode == 0
+    }
+
+    /// The file behind it exists in memory only: shared memory and huge pages, under the names that the kernel and the
+    /// usual places give them. `filesystem`: the type of the file system it is on, if known.
+    pub fn is_shared_memory(&self, filesystem: Option<&str>) -> bool {
+        const PLACES: [&str; 5] =
+            ["/dev/shm/", "/dev/hugepages/", "/memfd:", "/SYSV", "/anon_hugepage"];
+        // Mapped, /dev/zero is fresh memory; anonymous memory that is shared goes by that name.
+        let zero = self.path == "/dev/zero" || self.path == "/dev/zero (deleted)";
+        // The devices of a container are on a tmpfs.
+        let in_memory = match filesystem {
+            Some("tmpfs") => !self.path.starts_with("/dev/"),
+            Some("hugetlbfs") => true,
+            _ => false,
+        };
+        !self.is_anonymous()
+            && (zero || in_memory || PLACES.iter().any(|place| self.path.starts_with(place)))
     }
 }
 
@@ -200,12 +222,41 @@ VmFlags: rd ex wf um
         let file = smaps.at(0x7f3a_4000_0000).unwrap();
         assert_eq!(file.path, "/a file: with (deleted)");
         assert_eq!((file.inode, file.offset, file.permissions.as_str()), (1234, 0x1000, "rw-s"));
+        assert_eq!((file.device, heap.device), ((0, 15), (0, 0)));
         assert_eq!((file.locked, file.kernel_page_size), (Some(2 << 20), Some(2 << 20)));
         for flag in [VmFlags::DONTCOPY, VmFlags::LOCKED, VmFlags::HUGETLB, VmFlags::SHARED] {
             assert!(file.flags.has(flag), "{flag}");
         }
         let last = smaps.at(0x7ffe_0000_0000).unwrap();
         assert!(last.flags.has(VmFlags::WIPEONFORK) && last.path.is_empty());
+    }
+
+    #[test]
+    fn what_is_in_memory_only_is_known_by_name_and_place() {
+        for (path, filesystem, expected) in [
+            ("/dev/zero (deleted)", None, true),
+            ("/dev/zero", Some("devtmpfs"), true),
+            ("/dev/zeros", None, false),
+            ("/dev/shm/nccl-7Yt3Qa", Some("tmpfs"), true),
+            ("/dev/shm/nccl-7Yt3Qa (deleted)", None, true),
+            ("/memfd:cuda (deleted)", None, true),
+            ("/SYSV00001234 (deleted)", None, true),
+            ("/anon_hugepage (deleted)", None, true),
+            ("/dev/hugepages/pool", None, true),
+            ("/dev/hugepages-1G/pool", Some("hugetlbfs"), true),
+            ("/mnt/huge/rte", Some("hugetlbfs"), true),
+            ("/run/user/0/x", Some("tmpfs"), true),
+            ("/dev/nvidia0", Some("tmpfs"), false),
+            ("/dev/infiniband/uverbs0", Some("devtmpfs"), false),
+            ("/data/memfd:x", Some("ext4"), false),
+            ("/data/x", None, false),
+        ] {
+            let line = format!("7f00-7f01 rw-s 00000000 00:05 77   {path}");
+            let mapping = Mapping::parse_header(&line).unwrap();
+            assert_eq!(mapping.is_shared_memory(filesystem), expected, "{path}");
+        }
+        let heap = Mapping::parse_header("7f00-7f01 rw-p 00000000 00:00 0   [heap]").unwrap();
+        assert!(!heap.is_shared_memory(None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::ledger::{OrderError, Pin, PinLedger, PinRecord};
 use super::page::PageOwned;
 use super::registry::{Registered, Registry};
-use crate::cuda::host::PinnedFirst;
+use crate::cuda::host::{PinnedFirst, sealed::Sealed};
 use crate::error::{Error, Result};
 use crate::verbs::mr::Access;
 use std::ops::Range;
@@ -69,6 +69,8 @@ impl LongTermPinned {
         &self.registered
     }
 }
+
+impl Sealed for LongTermPinned {}
 
 impl PinnedFirst for LongTermPinned {
     fn range(&self) -> Range<usize> {

@@ -17,9 +17,8 @@ fn name_of(path: &str) -> &str {
 impl Case<'_> {
     pub(super) fn bad_address(&self) -> Verdict {
         let f = self.failure;
-        let device_memory =
-            self.facts.pointer.as_ref().is_some_and(|p| p.kind == MemoryKind::Device);
-        if f.kind == RegionKind::Cuda || (self.host() && device_memory) {
+        let device_memory = self.facts.is_gpu_memory();
+        if f.kind == RegionKind::Cuda || (f.kind == RegionKind::Host && device_memory) {
             return self.gpu_address(device_memory);
         }
         if f.kind == RegionKind::DmaBuf {
@@ -40,12 +39,11 @@ impl Case<'_> {
     /// What the mappings of a host range say against it.
     fn mapping(&self) -> Option<Verdict> {
         let range = self.facts.range.as_ref().filter(|_| self.host())?;
-        let path = range.mapping.as_ref().map(|m| m.path.as_str()).unwrap_or_default();
         let (why, confidence) = if let Some(address) = range.unmapped {
             (format!("nothing is mapped at {address:#x}"), Certain)
         } else if let Some(address) = range.read_only {
             (format!("the memory at {address:#x} cannot be written by this process"), Certain)
-        } else if path.starts_with("/dev/") && !path.starts_with("/dev/shm/") {
+        } else if let Some(path) = range.of_device() {
             (format!("{path} is mapped there: memory of a device"), Likely)
         } else if let Some(file) = range.shared_file() {
             (
@@ -65,7 +63,7 @@ impl Case<'_> {
     fn gpu_address(&self, device_memory: bool) -> Verdict {
         let facts = self.facts;
         let mut why = Vec::new();
-        if self.host() {
+        if self.failure.kind == RegionKind::Host {
             why.push("passed as host memory, and the CUDA driver says it is a GPU's".to_owned());
         }
         if facts.peermem.is_none() && facts.modules_visible {
@@ -115,15 +113,16 @@ impl Case<'_> {
         {
             return found;
         }
-        if let Some(found) = self.mapping() {
-            return found;
-        }
+        // Before what is mapped there: a range that is refused by its kind is EFAULT.
         if f.asked_optional() && f.retry.is_none() {
             let mut why = vec![format!("access flags {}", access_names(f.access))];
             if f.optional_demanded {
                 why.push("the settings demand the optional ones, so nothing else was tried".into());
             }
             return verdict(Cause::AccessFlags, Likely, why, remedy::access_flags(f));
+        }
+        if let Some(found) = self.mapping() {
+            return found;
         }
         let mut found = self.unknown();
         if f.retry.is_some() {

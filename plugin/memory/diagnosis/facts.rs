@@ -3,7 +3,7 @@
 
 use super::failure::Failure;
 use crate::config::Settings;
-use crate::cuda::driver::{self, PointerFacts};
+use crate::cuda::driver::{self, MemoryKind, PointerFacts};
 use crate::cuda::nvml::{Bar1, Nvml};
 use crate::host::cgroup::Cgroup;
 use crate::host::container::Container;
@@ -11,6 +11,7 @@ use crate::host::fdinfo::DmaBufInfo;
 use crate::host::kernel::{self, Cmdline};
 use crate::host::limits::{self, Limit};
 use crate::host::meminfo::Meminfo;
+use crate::host::mounts;
 use crate::host::nvidia::{self, LongTerm};
 use crate::host::placement::{self, Place};
 use crate::host::procfs::Proc;
@@ -81,6 +82,8 @@ pub struct Facts {
 pub struct RangeFacts {
     /// The mapping at its beginning.
     pub mapping: Option<Mapping>,
+    /// The type of the file system that it is of.
+    pub filesystem: Option<String>,
     /// Mappings it touches.
     pub mappings: usize,
     /// First address where nothing is mapped.
@@ -90,7 +93,7 @@ pub struct RangeFacts {
 }
 
 impl RangeFacts {
-    fn of(maps: &Smaps, (start, end): (u64, u64)) -> Self {
+    fn of(maps: &Smaps, mountinfo: &str, (start, end): (u64, u64)) -> Self {
         let mut facts = Self::default();
         let mut reached = start;
         for mapping in maps.overlapping(start..end) {
@@ -107,14 +110,28 @@ impl RangeFacts {
         if reached < end {
             facts.unmapped.get_or_insert(reached);
         }
+        let file = facts.mapping.as_ref().filter(|mapping| !mapping.is_anonymous());
+        let filesystem = file.and_then(|file| mounts::filesystem(mountinfo, file.device));
+        facts.filesystem = filesystem.map(str::to_owned);
         facts
     }
 
-    /// A mapping of a file's pages that others share.
+    /// The file that is mapped, unless it is memory by another name.
+    fn file(&self) -> Option<&Mapping> {
+        let file = self.mapping.as_ref().filter(|mapping| !mapping.is_anonymous())?;
+        (!file.is_shared_memory(self.filesystem.as_deref())).then_some(file)
+    }
+
+    /// A mapping of a device's memory.
+    pub fn of_device(&self) -> Option<&str> {
+        let path = self.file()?.path.as_str();
+        path.starts_with("/dev/").then_some(path)
+    }
+
+    /// A mapping of a file's pages that others share, and that the kernel writes back.
     pub fn shared_file(&self) -> Option<&str> {
-        let mapping = self.mapping.as_ref()?;
-        let file = !mapping.is_anonymous() && mapping.permissions.ends_with('s');
-        file.then_some(mapping.path.as_str())
+        let file = self.file().filter(|file| file.permissions.ends_with('s'))?;
+        Some(file.path.as_str())
     }
 }
 
@@ -134,6 +151,10 @@ impl Facts {
             nvml.bar1(pointer.as_ref().and_then(|pointer| pointer.pci_bus_id.as_deref()))
         });
         let maps = host.then(|| proc.text("self/maps")).flatten();
+        let range = maps.map(|maps| {
+            let mounts = proc.text("self/mountinfo").unwrap_or_default();
+            RangeFacts::of(&Smaps::parse(&maps), &mounts, failure.pages_range())
+        });
         Self {
             release: kernel::release(proc),
             risk: placement::risk(&meminfo, &zones, &cmdline.clone().unwrap_or_default()),
@@ -151,7 +172,7 @@ impl Facts {
             pointer,
             bar1,
             dmabuf: failure.fd.and_then(|fd| DmaBufInfo::read(proc, fd)),
-            range: maps.map(|text| RangeFacts::of(&Smaps::parse(&text), failure.pages_range())),
+            range,
         }
     }
 
@@ -162,6 +183,16 @@ impl Facts {
         let all = self.cgroup.ram.as_ref().map_or(all, |ram| all.min(ram.left()));
         let in_cma = placement::free_in_cma(&self.meminfo, &self.zones).unwrap_or(0);
         Some((all.saturating_sub(in_cma), all))
+    }
+
+    /// Whether what failed is host memory: said to be, and no GPU's as far as its driver tells.
+    pub fn is_host_memory(&self, failure: &Failure) -> bool {
+        failure.kind == RegionKind::Host && !self.is_gpu_memory()
+    }
+
+    /// Whether the CUDA driver says that the address is a GPU's.
+    pub fn is_gpu_memory(&self) -> bool {
+        self.pointer.as_ref().is_some_and(|pointer| pointer.kind == MemoryKind::Device)
     }
 
     /// Whether CUDA declares its pins of host memory as long-term ones.
@@ -183,7 +214,7 @@ pub struct Quota {
     pub pinned: Option<u64>,
     /// They were counted here, because that is more than the kernel's `VmPin`.
     pub counted_here: bool,
-    /// Pages of the request.
+    /// Pages of the request that count: none of a GPU's memory and none of a DMA-BUF, which others pin.
     pub pages: u64,
     /// The soft limit in bytes; `None`: unlimited.
     pub limit: Option<u64>,
@@ -198,7 +229,7 @@ impl Quota {
         Self {
             pinned: kernel.max(here),
             counted_here: here > kernel,
-            pages: failure.pages(),
+            pages: if facts.is_host_memory(failure) { failure.pages() } else { 0 },
             limit: facts.memlock.soft,
             exempt: match (facts.status.ipc_lock(), facts.container.own_user_namespace) {
                 (Some(false), _) | (Some(true), Some(true)) => Some(false),
@@ -212,8 +243,13 @@ impl Quota {
     pub fn refuses(&self, pages: u64) -> Option<bool> {
         let page = page_size() as u64;
         let Some(limit) = self.limit else { return Some(false) };
-        if self.exempt == Some(true) {
+        // What does not count is not compared, whatever was pinned before.
+        if pages == 0 || self.exempt == Some(true) {
             return Some(false);
+        }
+        // What this process holds already is beyond the limit: it is not what the kernel applies here.
+        if self.counted_here && self.pinned.unwrap_or(0) > limit {
+            return None;
         }
         let wanted = (self.pinned.unwrap_or(0) / page).saturating_add(pages);
         match wanted > limit / page {
@@ -228,7 +264,8 @@ mod tests {
     use super::*;
 
     fn maps(text: &str) -> RangeFacts {
-        RangeFacts::of(&Smaps::parse(text), (0x1000, 0x5000))
+        let mounts = "31 25 0:26 / /run rw shared:4 - tmpfs tmpfs rw\n";
+        RangeFacts::of(&Smaps::parse(text), mounts, (0x1000, 0x5000))
     }
 
     #[test]
@@ -243,7 +280,13 @@ mod tests {
         let text = maps("0-2000 rw-p 0 0:0 0\n2000-3000 r--p 0 0:0 0\n3000-5000 rw-p 0 0:0 0\n");
         assert_eq!((text.read_only, text.unmapped, text.mappings), (Some(0x2000), None, 3));
         let file = maps("0-9000 rw-s 0 8:1 77 /data/file\n");
-        assert_eq!(file.shared_file(), Some("/data/file"));
+        assert_eq!((file.shared_file(), file.of_device()), (Some("/data/file"), None));
+        let device = maps("0-9000 rw-p 0 0:5 77 /dev/nvidia0\n");
+        assert_eq!((device.of_device(), device.shared_file()), (Some("/dev/nvidia0"), None));
+        for line in ["0:1a 77 /run/x", "0:1 77 /memfd:x (deleted)", "0:1 77 /dev/zero (deleted)"] {
+            let memory = maps(&format!("0-9000 rw-s 0 {line}\n"));
+            assert_eq!((memory.of_device(), memory.shared_file()), (None, None), "{line}");
+        }
     }
 
     fn quota(pinned: Option<u64>, limit: Option<u64>, exempt: Option<bool>) -> Quota {
@@ -259,6 +302,8 @@ mod tests {
             (Some(13), Some(16), None, 4, Some(true)),
             (Some(13), Some(16), Some(true), 4, Some(false)),
             (Some(13), None, Some(false), u64::MAX, Some(false)),
+            (Some(17), Some(16), Some(false), 0, Some(false)),
+            (None, Some(16), None, 0, Some(false)),
             (None, Some(16), Some(false), 17, Some(true)),
             (None, Some(16), Some(false), 16, None),
             (Some(u64::MAX / (1 << 20)), Some(16), Some(false), u64::MAX, Some(true)),

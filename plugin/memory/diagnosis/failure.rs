@@ -48,8 +48,8 @@ pub struct Failure {
     pub limits: DeviceLimits,
     /// What this process has registered on the device.
     pub live: Live,
-    /// Bytes that this process holds pinned for devices, in whole pages of each registration. For a kernel or library
-    /// that does not count them in `VmPin`.
+    /// Bytes of host memory that this process holds pinned for devices, in whole pages of each registration. For a kernel
+    /// or library that does not count them in `VmPin`. GPU memory is pinned by its own driver and does not count.
     pub own_pinned: Option<u64>,
     /// What the ledger says about any part of the range: who holds it, and how.
     pub held: Vec<String>,

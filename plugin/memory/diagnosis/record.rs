@@ -165,9 +165,14 @@ fn control_group(facts: &Facts) -> Value {
             })
         })
         .collect();
-    let ram = facts.cgroup.ram.as_ref().map(
-        |ram| json!({ "group": ram.group, "current_bytes": ram.current, "max_bytes": ram.max }),
-    );
+    let ram = facts.cgroup.ram.as_ref().map(|ram| {
+        json!({
+            "group": ram.group,
+            "current_bytes": ram.current,
+            "file_cache_bytes": ram.file_cache,
+            "max_bytes": ram.max,
+        })
+    });
     json!({ "rdma": rdma, "memory": ram })
 }
 
@@ -207,6 +212,7 @@ fn range(facts: &Facts) -> Value {
             "mappings": range.mappings,
             "permissions": mapping.map(|mapping| &mapping.permissions),
             "path": mapping.map(|mapping| &mapping.path),
+            "filesystem": range.filesystem,
             "unmapped_at": range.unmapped.map(hex),
             "read_only_at": range.read_only.map(hex),
         })

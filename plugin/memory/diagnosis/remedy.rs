@@ -70,6 +70,10 @@ pub(super) fn bar1() -> String {
     "register less GPU memory at once, or make the GPU's window larger (resizable BAR)".into()
 }
 
+pub(super) fn address_space() -> String {
+    "raise the limit of the process's address space (ulimit -v unlimited)".into()
+}
+
 pub(super) fn kernel_memory() -> String {
     "free memory on the host, or give the control group more".into()
 }
@@ -90,8 +94,10 @@ pub(super) fn dmabuf() -> String {
 pub(super) fn access_flags(failure: &Failure) -> String {
     if failure.optional_demanded {
         "set NCCL_IB_PCI_RELAXED_ORDERING=2, which leaves out what the device does not know".into()
-    } else {
+    } else if failure.retry_worked() {
         "none is needed; NCCL_IB_PCI_RELAXED_ORDERING=0 avoids the first attempt".into()
+    } else {
+        "set NCCL_IB_PCI_RELAXED_ORDERING=0, which leaves the optional ones out".into()
     }
 }
 

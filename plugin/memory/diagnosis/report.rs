@@ -80,7 +80,7 @@ impl Report {
     /// Whether data of this buffer may go through memory that registers: it is host memory, and the only thing wrong
     /// with it is where it lies.
     pub fn bounce_may_help(&self) -> bool {
-        self.verdict.cause == Cause::Placement && self.failure.kind == RegionKind::Host
+        self.verdict.cause == Cause::Placement && self.facts.is_host_memory(&self.failure)
     }
 
     /// Whether the same range registered when it was tried again, so that the caller may do so too.

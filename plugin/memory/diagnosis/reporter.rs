@@ -3,18 +3,22 @@
 use super::report::Report;
 use super::verdict::Cause;
 use crate::config::Settings;
+use crate::host::limits;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use std::collections::HashSet;
+use serde_json::json;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Files that one process writes; a job that fails for ever must not fill a disk.
 const MOST_FILES: u32 = 64;
+/// Files for one cause and kind of outcome: what is harmless must not use up the room of what ends a job.
+const MOST_ALIKE: u32 = 16;
 /// Pairs of cause and device that are remembered. Beyond them nothing is told at WARN.
 const MOST_TOLD: usize = 256;
 
@@ -27,13 +31,43 @@ pub enum Outcome {
     Fails(String),
 }
 
+impl Outcome {
+    /// Whether something fails, and the clause.
+    fn parts(&self) -> (bool, &str) {
+        match self {
+            Self::GoesOn(what) => (false, what),
+            Self::Fails(what) => (true, what),
+        }
+    }
+}
+
 /// Tells diagnoses. One for the whole process.
 #[derive(Debug, Default)]
 pub struct Reporter {
     folder: Option<PathBuf>,
-    files: AtomicU32,
+    files: Mutex<Files>,
     complained: AtomicBool,
     told: Mutex<HashSet<(Cause, bool, String)>>,
+}
+
+/// How many files were written, or tried.
+#[derive(Debug, Default)]
+struct Files {
+    all: u32,
+    alike: HashMap<(Cause, bool), u32>,
+}
+
+impl Files {
+    /// The number of the next file; `None`: there are enough.
+    fn next(&mut self, cause: Cause, fails: bool) -> Option<u32> {
+        let alike = self.alike.entry((cause, fails)).or_default();
+        if self.all >= MOST_FILES || *alike >= MOST_ALIKE {
+            return None;
+        }
+        *alike += 1;
+        self.all += 1;
+        Some(self.all - 1)
+    }
 }
 
 impl Reporter {
@@ -46,15 +80,12 @@ impl Reporter {
     /// device is a warning, and so is the first after which something fails; later ones are for debugging. Returns
     /// whether it was told as a warning. A record that cannot be written is one warning and nothing else.
     pub fn tell(&self, report: &Report, outcome: &Outcome) -> bool {
-        let record = self.write(report);
-        let record = record.as_ref().map_or_else(|| "none".into(), |path| path.to_string_lossy());
         let verdict = report.verdict();
         let (cause, confidence) = (verdict.cause.word(), verdict.confidence.word());
         let errno = report.failure().errno;
-        let (meanwhile, fails) = match outcome {
-            Outcome::GoesOn(how) => (how, false),
-            Outcome::Fails(what) => (what, true),
-        };
+        let (fails, meanwhile) = outcome.parts();
+        let record = self.write(report, outcome);
+        let record = record.as_ref().map_or_else(|| "none".into(), |path| path.to_string_lossy());
         let text =
             format!("{}. Meanwhile: {meanwhile}. Asked for: {}", report.line(), report.asked());
         let first = self.is_first(verdict.cause, fails, &report.failure().device);
@@ -73,15 +104,15 @@ impl Reporter {
     }
 
     /// Writes the record; `None`: none is wanted, enough were written, or it cannot be.
-    fn write(&self, report: &Report) -> Option<PathBuf> {
+    fn write(&self, report: &Report, outcome: &Outcome) -> Option<PathBuf> {
         let folder = self.folder.as_ref()?;
-        let number = self.files.fetch_add(1, Ordering::Relaxed);
-        if number >= MOST_FILES {
-            // The count stays where it is, however often this is asked.
-            self.files.store(MOST_FILES, Ordering::Relaxed);
-            return None;
-        }
-        let mut text = format!("{:#}", report.json());
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let (fails, what) = outcome.parts();
+        let number = files.next(report.verdict().cause, fails)?;
+        drop(files);
+        let mut record = report.json();
+        record["outcome"] = json!({ "fails": fails, "what": what });
+        let mut text = format!("{record:#}");
         text.push('\n');
         let pid = std::process::id();
         let name = |n: u32| format!("pinrail-registration-{}-{pid}-{n}.json", hostname());
@@ -119,6 +150,10 @@ fn write_new(
 ) -> io::Result<String> {
     // Numbers of an earlier load of the library in this process, or of a process that had this pid before.
     const ATTEMPTS: u32 = 1024;
+    // A longer file would end the process by a signal.
+    if !limits::file_size().allows(bytes.len() as u64) {
+        return Err(Errno::FBIG.into());
+    }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
     let folder = folder.as_fd();

@@ -70,7 +70,7 @@ impl Case<'_> {
     }
 
     pub(super) fn host(&self) -> bool {
-        self.failure.kind == RegionKind::Host
+        self.facts.is_host_memory(self.failure)
     }
 
     pub(super) fn unknown(&self) -> Verdict {
@@ -99,17 +99,20 @@ impl Case<'_> {
             Some(false) => "",
             None => "; whether CAP_IPC_LOCK exempts the process is unknown",
         };
+        let request = match quota.pages.saturating_mul(page) {
+            0 => ", to which this request adds nothing,".to_owned(),
+            bytes => format!(" and this request {}", amount(bytes)),
+        };
         format!(
-            "pinned before {pinned} ({source}) and this request {} against a memory lock limit of {}{exempt}",
-            amount(quota.pages.saturating_mul(page)),
+            "pinned before {pinned} ({source}){request} against a memory lock limit of {}{exempt}",
             amount(limit),
         )
     }
 
-    /// The kernel's rule, for host memory only: GPU memory does not count.
+    /// The kernel's rule.
     pub(super) fn memlock(&self) -> Option<Verdict> {
         let quota = self.quota();
-        if !self.host() || quota.refuses(quota.pages) != Some(true) {
+        if quota.refuses(quota.pages) != Some(true) {
             return None;
         }
         // The rule must say about fresh memory what the kernel did.
@@ -142,7 +145,7 @@ impl Case<'_> {
 
     pub(super) fn control_group(&self) -> Option<Verdict> {
         let device = self.failure.device.split(':').next().unwrap_or_default();
-        let found = self.facts.cgroup.exhausted(device)?;
+        let found = self.facts.cgroup.refuses_registrations(device)?;
         let why = format!(
             "{} of {device} in control group {}: {} of {} in use",
             found.resource,

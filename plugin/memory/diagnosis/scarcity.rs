@@ -5,6 +5,7 @@ use super::rules::{Case, verdict};
 use super::verdict::{Cause, Confidence, Verdict};
 use crate::cuda::driver::MemoryKind;
 use crate::host::amount;
+use crate::host::limits;
 use crate::host::nvidia::LongTerm;
 use crate::host::placement::Place;
 use crate::memory::page::page_size;
@@ -40,8 +41,15 @@ impl Case<'_> {
     /// The kernel has no memory, or none where a registration may lie.
     fn short_of_memory(&self) -> Option<Verdict> {
         if self.probe.is_some_and(|probe| probe.no_memory) {
-            let why = "the process gets no fresh memory".to_owned();
-            return Some(verdict(Cause::KernelMemory, Likely, vec![why], remedy::kernel_memory()));
+            let mut why = vec!["the process gets no fresh memory".to_owned()];
+            let remedy = match limits::address_space().soft {
+                Some(limit) => {
+                    why.push(format!("its address space is limited to {}", amount(limit)));
+                    remedy::address_space()
+                }
+                None => remedy::kernel_memory(),
+            };
+            return Some(verdict(Cause::KernelMemory, Likely, why, remedy));
         }
         let (outside, all) = self.facts.available()?;
         // The range itself is there already; what the kernel allocates is a few bytes for each of its pages.
@@ -76,7 +84,9 @@ impl Case<'_> {
     fn device_by_elimination(&self) -> Verdict {
         let quota = self.quota();
         let (page, _) = self.fresh();
-        let pages = if page == Some(false) { 1 } else { quota.pages };
+        // What failed last is fresh host memory, which counts whatever the request was for.
+        let fresh = self.probe.and_then(|probe| probe.fresh).map_or(0, |trial| trial.length);
+        let pages = if page == Some(false) { 1 } else { fresh / page_size() as u64 };
         let excluded = quota.refuses(pages) == Some(false) && self.facts.available().is_some();
         if !excluded {
             return self.unknown();
@@ -137,24 +147,24 @@ impl Case<'_> {
                 probe.cut_short.unwrap_or("bound")
             ));
         }
+        why.extend(self.facts.risk.clone());
+        why.extend(self.pinned_by_cuda());
         let mut known = false;
         for (address, pfn, place) in self.places {
-            let place = match place {
-                Place::MovableZone => "ZONE_MOVABLE".to_owned(),
-                Place::Cma(area) => format!("the contiguous area {area}"),
-                Place::Zone(zone)
-                    if self.facts.zones.of(*pfn).is_some_and(|z| z.cma == Some(0)) =>
-                {
-                    format!("zone {zone}, which has no contiguous area")
+            let zone = self.facts.zones.of(*pfn);
+            let plain = zone.is_some_and(|z| z.cma == Some(0) && z.free_cma.unwrap_or(0) == 0);
+            let (certain, place) = match place {
+                Place::MovableZone => (true, "ZONE_MOVABLE".to_owned()),
+                Place::Cma(area) => (true, format!("the contiguous area {area}")),
+                Place::Zone(zone) if plain && self.facts.risk.is_none() => {
+                    (false, format!("zone {zone}, which has no contiguous area"))
                 }
                 // Says nothing for or against it; the record has it.
                 Place::Zone(_) => continue,
             };
-            known |= !place.starts_with("zone ");
-            why.push(format!("the page at {address:#x} is frame {pfn} in {place}"));
+            known |= certain;
+            why.push(format!("the page at {address:#x} is frame {pfn:#x} in {place}"));
         }
-        why.extend(self.facts.risk.clone());
-        why.extend(self.pinned_by_cuda());
         why.extend(self.facts.release.as_ref().map(|release| format!("kernel {release}")));
         let confidence = match (known, &self.facts.risk, probe.bad) {
             (true, ..) => Certain,

@@ -137,6 +137,7 @@ const KHO: (&str, &str) = (
     "proc/meminfo",
     "MemTotal: 125829120 kB\nMemFree: 20971520 kB\nMemAvailable: 41943040 kB\nCmaTotal: 0 kB\nCmaFree: 9751756 kB\n",
 );
+const CACHE: &str = "anon 73000000\ninactive_file 600000000\nactive_file 400000000\n";
 /// 64 MiB are pinned; so many pages more fit.
 const ROOM: u64 = 16;
 
@@ -219,13 +220,53 @@ fn a_small_limit_is_not_blamed_where_the_rule_does_not_say_so() {
 }
 
 #[test]
+fn only_host_memory_counts_towards_the_quota() {
+    // The limit is passed already, and for each kind fresh memory works or fails by it.
+    let over = ("proc/self/status", "VmPin:\t  99999 kB\nCapEff:\t0000000000000000\n");
+    let changes = [("proc/self/limits", &*quota()), over];
+    let works = |failure: &Failure| probe(failure.length, None, Bounds::default(), |_, _| Ok(()));
+    let fails =
+        |failure: &Failure| probe(failure.length, None, Bounds::default(), at_most(page_size()));
+    let plain = |kind| Failure { kind, ..failure(libc::ENOMEM, 1000) };
+    let of = |kind| Some(PointerFacts { ..pointer(kind) });
+    for (failure, pointer) in [
+        (plain(RegionKind::Cuda), None),
+        (plain(RegionKind::Cuda), of(MemoryKind::Device)),
+        (Failure { fd: Some(33), ..plain(RegionKind::DmaBuf) }, None),
+        // A GPU's whatever it was said to be.
+        (plain(RegionKind::Host), of(MemoryKind::Device)),
+    ] {
+        for found in [None, Some(works(&failure)), Some(fails(&failure))] {
+            let facts = Facts { pointer: pointer.clone(), ..facts(&changes, &failure) };
+            let report = report(failure.clone(), facts, found);
+            let line = report.line();
+            let cause = report.verdict().cause;
+            assert!(![Cause::MemlockQuota, Cause::Placement].contains(&cause), "{line}");
+            assert!(!report.bounce_may_help() && !line.contains("this request 3.9 MiB"), "{line}");
+            let json = report.json();
+            assert_eq!(json["memlock"]["request_bytes"], 0);
+            assert_eq!(json["memlock"]["refuses"], false);
+        }
+    }
+    let host = plain(RegionKind::Host);
+    for pointer in [None, of(MemoryKind::Host), of(MemoryKind::Unknown)] {
+        let facts = Facts { pointer, ..facts(&changes, &host) };
+        check(&report(host.clone(), facts, None), Cause::MemlockQuota, Confidence::Certain, &[]);
+    }
+}
+
+#[test]
 fn figures_of_ones_own_count_where_the_kernel_counts_less() {
     let (_tree, machine) = machine(&[("proc/self/limits", &quota())]);
-    let more = Failure { own_pinned: Some(65 << 20), ..failure(libc::ENOMEM, 1) };
+    let more = Failure { own_pinned: Some(64 << 20), ..failure(libc::ENOMEM, 100) };
     let report = diagnose(&machine, more, at_most(0));
-    let telling = ["pinned before 65 MiB (registered by this process)"];
+    let telling = ["pinned before 64 MiB (registered by this process)"];
     let json = check(&report, Cause::MemlockQuota, Confidence::Likely, &telling);
     assert_eq!(json["memlock"]["used_source"], "own");
+    // More is held already than the limit allows: it is not the one that the kernel applies.
+    let beyond = Failure { own_pinned: Some(1 << 30), ..failure(libc::ENOMEM, 1) };
+    let report = diagnose(&machine, beyond, at_most(0));
+    assert_ne!(report.verdict().cause, Cause::MemlockQuota, "{}", report.line());
     let less = Failure { own_pinned: Some(1 << 20), ..failure(libc::ENOMEM, 1) };
     let report = diagnose(&machine, less, bad(&[0]));
     assert_eq!(report.json()["memlock"]["used_source"], "vm_pin");
@@ -282,6 +323,16 @@ fn device_limit_beside_kernel_memory() {
     let (_tree, confined) = machine(&group);
     let report = diagnose(&confined, failure(libc::ENOMEM, 4), at_most(0));
     check(&report, Cause::KernelMemory, Confidence::Likely, &["control group /user.slice has"]);
+
+    // The same where files fill the group: that is room, for the kernel and for the probe.
+    let cached = [group[0], group[1], ("sys/fs/cgroup/user.slice/memory.stat", CACHE)];
+    let (_tree, cached) = machine(&cached);
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), at_most(0));
+    let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &["954.4 MiB of memory"]);
+    assert_eq!(json["control_group"]["memory"]["file_cache_bytes"], 1_000_000_000);
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), bad(&[1]));
+    let whole = 4096 * page_size();
+    assert_eq!(report.json()["probe"]["fresh_range"]["length"], whole);
 }
 
 #[test]
@@ -302,6 +353,17 @@ fn the_limit_of_a_control_group_and_of_one_region() {
     assert_eq!(diagnose(&machine, other, never).verdict().cause, Cause::DeviceLimit);
     let other = Failure { device: "mlx5_0:1".replace('0', "1"), ..failure(libc::EAGAIN, 4) };
     assert_eq!(diagnose(&machine, other, never).verdict().cause, Cause::Unknown);
+
+    // One device is open and one may be: that says nothing about registrations.
+    let (_tree, opened) = self::machine(&[
+        ("sys/fs/cgroup/user.slice/rdma.max", "mlx5_0 hca_handle=1 hca_object=100\n"),
+        ("sys/fs/cgroup/user.slice/rdma.current", "mlx5_0 hca_handle=1 hca_object=9\n"),
+    ]);
+    let report = diagnose(&opened, failure(libc::ENOMEM, 4), at_most(0));
+    let telling = ["one page of fresh memory does not register"];
+    let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &telling);
+    assert_eq!(json["control_group"]["rdma"][0]["resource"], "hca_handle");
+    assert_eq!(diagnose(&opened, failure(libc::EAGAIN, 4), never).verdict().cause, Cause::Unknown);
 
     let mut large = failure(libc::EINVAL, 4);
     large.limits.max_mr_size = Some(large.length - 1);
@@ -345,7 +407,7 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     std::os::unix::fs::FileExt::write_all_at(&file, &(1u64 << 63 | 1500).to_ne_bytes(), at)
         .unwrap();
     let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
-    let telling = ["is frame 1500 in ZONE_MOVABLE", "movablecore="];
+    let telling = ["is frame 0x5dc in ZONE_MOVABLE", "movablecore="];
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
     assert_eq!(json["placement"]["pages"][0]["zone"], "Movable");
     assert_eq!(json["placement"]["pages"][0]["migratetype"], Value::Null);
@@ -442,6 +504,31 @@ fn bad_address_beside_peer_memory() {
         let length = 4 * page_size() as u64;
         let report = diagnose(&machine, Failure { length, ..failure(libc::EFAULT, 4) }, never);
         check(&report, Cause::BadAddress, confidence, &[telling, "mapped writable"]);
+    }
+    // Memory that is shared between processes is memory like any other.
+    for file in [
+        "/dev/zero (deleted)",
+        "/dev/shm/nccl-7Yt3Qa",
+        "/memfd:nccl (deleted)",
+        "/SYSV00001234 (deleted)",
+        "/anon_hugepage (deleted)",
+        "/dev/hugepages/pool",
+        "/mnt/huge/pool",
+    ] {
+        let maps = format!("7f0000000000-7f1000000000 rw-s 00000000 00:1f 77 {file}\n");
+        let mounts = "44 27 0:31 / /mnt/huge rw - hugetlbfs nodev rw\n";
+        let mounts = if file.starts_with("/mnt") { mounts } else { "" };
+        let (_tree, machine) =
+            machine(&[("proc/self/maps", &maps), ("proc/self/mountinfo", mounts)]);
+        let report = diagnose(&machine, failure(libc::EFAULT, 4), never);
+        let telling = [file, "mapped there, writable, and refused by the kernel"];
+        check(&report, Cause::BadAddress, Confidence::Possible, &telling);
+        let demanded =
+            Failure { access: RELAXED, optional_demanded: true, ..failure(libc::EINVAL, 4) };
+        let report = diagnose(&machine, demanded, never);
+        check(&report, Cause::AccessFlags, Confidence::Likely, &["RELAXED_ORDERING=2"]);
+        let report = diagnose(&machine, failure(libc::EINVAL, 4), never);
+        assert_eq!(report.verdict().cause, Cause::Unknown, "{}", report.line());
     }
     // The same errno for GPU memory without the module.
     let gpu = Failure { kind: RegionKind::Cuda, ..failure(libc::EFAULT, 4) };
@@ -593,6 +680,13 @@ fn access_flags_beside_bad_address() {
     let json =
         check(&diagnose(&ordinary, failed, never), Cause::Unknown, Confidence::Possible, &telling);
     assert_eq!(json["request"]["retry_without_optional_flags"]["errno"], libc::EINVAL);
+    // Demanded flags are what EINVAL is about, whatever is mapped there.
+    let maps = "7f0000000000-7f1000000000 rw-s 00000000 08:01 77 /data/x\n";
+    let (_tree, file) = machine(&[("proc/self/maps", maps)]);
+    let demanded = Failure { optional_demanded: true, ..relaxed() };
+    check(&diagnose(&file, demanded, never), Cause::AccessFlags, Confidence::Likely, &[]);
+    let plain = failure(libc::EINVAL, 4);
+    check(&diagnose(&file, plain, never), Cause::BadAddress, Confidence::Likely, &["/data/x"]);
     let empty = Failure { length: 0, ..failure(libc::EINVAL, 4) };
     check(&diagnose(&ordinary, empty, never), Cause::BadAddress, Confidence::Certain, &["empty"]);
     let unsupported = Failure { access: RELAXED, ..failure(libc::EOPNOTSUPP, 4) };
@@ -709,11 +803,12 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
     let folder = tree.root().join("reports");
     fs::create_dir(&folder).unwrap();
     let reporter = reporter(&folder);
-    let told = |device: &str, errno| {
+    let tell = |device: &str, errno, outcome: fn(String) -> Outcome| {
         let failed = Failure { device: device.into(), ..failure(errno, 4) };
-        let outcome = Outcome::GoesOn("the test goes on".to_owned());
-        reporter.tell(&diagnose(&machine, failed, bad(&[1])), &outcome)
+        let report = diagnose(&machine, failed, bad(&[1]));
+        reporter.tell(&report, &outcome("so it is".to_owned()))
     };
+    let told = |device, errno| tell(device, errno, Outcome::GoesOn);
     assert!(told("mlx5_0:1", libc::ENOMEM));
     assert!(!told("mlx5_0:1", libc::ENOMEM));
     assert!(told("mlx5_1:1", libc::ENOMEM));
@@ -726,11 +821,27 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
         let json: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         assert_eq!(json["schema"], "pinrail-registration");
     }
-    // A job that fails for ever writes a bounded number.
-    for _ in 0..100 {
-        told("mlx5_0:1", libc::ENOMEM);
-    }
-    assert_eq!(names(&folder).len(), 64);
+    // What happens for ever writes a bounded number, and what happens then is still recorded.
+    let many = |errno, outcome| {
+        for _ in 0..100 {
+            tell("mlx5_0:1", errno, outcome);
+        }
+        names(&folder).len()
+    };
+    assert_eq!(many(libc::ENOMEM, Outcome::GoesOn), 16 + 1);
+    assert_eq!(many(libc::ENOMEM, Outcome::Fails), 32 + 1);
+    assert_eq!(many(libc::EFAULT, Outcome::GoesOn), 48);
+    told("mlx5_0:1", libc::ENOSPC);
+    assert_eq!(names(&folder).len(), 49);
+    assert_eq!(many(libc::EIO, Outcome::GoesOn), 64);
+    told("mlx5_0:1", libc::ENOSPC);
+    assert_eq!(names(&folder), sorted((0..64).map(name)));
+}
+
+fn sorted(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
 }
 
 /// Keeps the events of this thread as level and text, message and fields in their order.
@@ -860,8 +971,10 @@ proptest! {
             ("sys/fs/cgroup/rdma.max", &format!("mlx5_0 hca_object={number}\n{text}")),
             ("sys/fs/cgroup/memory.max", &number),
             ("sys/fs/cgroup/memory.current", &text),
+            ("sys/fs/cgroup/memory.stat", &format!("inactive_file {number}\nactive_file {text}")),
         ]);
         tree.write("proc/self/maps", &bytes);
+        tree.write("proc/self/mountinfo", &bytes);
         tree.write("proc/pagetypeinfo", &bytes);
         tree.write("proc/self/pagemap", &bytes);
         let failed = Failure { address, length, offset, kind, fd: Some(33), own_pinned: Some(offset), ..failure(errno, 1) };
