@@ -258,9 +258,10 @@ fn only_host_memory_counts_towards_the_quota() {
 #[test]
 fn figures_of_ones_own_count_where_the_kernel_counts_less() {
     let (_tree, machine) = machine(&[("proc/self/limits", &quota())]);
-    let more = Failure { own_pinned: Some(64 << 20), ..failure(libc::ENOMEM, 100) };
+    let limit = (64 << 20) + ROOM * page_size() as u64;
+    let more = Failure { own_pinned: Some(limit), ..failure(libc::ENOMEM, 1) };
     let report = diagnose(&machine, more, at_most(0));
-    let telling = ["pinned before 64 MiB (registered by this process)"];
+    let telling = ["(registered by this process)"];
     let json = check(&report, Cause::MemlockQuota, Confidence::Likely, &telling);
     assert_eq!(json["memlock"]["used_source"], "own");
     // More is held already than the limit allows: it is not the one that the kernel applies.
