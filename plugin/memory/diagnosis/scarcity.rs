@@ -139,7 +139,10 @@ impl Case<'_> {
                 probe.cut_short.unwrap_or("bound")
             ));
         }
-        let mut known = false;
+        let known = self
+            .places
+            .iter()
+            .any(|(.., place)| matches!(place, Place::MovableZone | Place::Cma(_)));
         for (address, pfn, place) in self.places {
             let place = match place {
                 Place::MovableZone => "ZONE_MOVABLE".to_owned(),
@@ -152,8 +155,7 @@ impl Case<'_> {
                 // Says nothing for or against it; the record has it.
                 Place::Zone(_) => continue,
             };
-            known |= !place.starts_with("zone ");
-            why.push(format!("the page at {address:#x} is frame {pfn} in {place}"));
+            why.push(format!("the page at {address:#x} is frame {pfn:#x} in {place}"));
         }
         why.extend(self.facts.risk.clone());
         why.extend(self.pinned_by_cuda());

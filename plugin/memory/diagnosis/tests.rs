@@ -403,10 +403,21 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     std::os::unix::fs::FileExt::write_all_at(&file, &(1u64 << 63 | 1500).to_ne_bytes(), at)
         .unwrap();
     let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
-    let telling = ["is frame 1500 in ZONE_MOVABLE", "movablecore="];
+    let telling = ["is frame 0x5dc in ZONE_MOVABLE", "movablecore="];
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
+    assert_eq!(json["placement"]["pages"][0]["frame"], "0x5dc");
     assert_eq!(json["placement"]["pages"][0]["zone"], "Movable");
     assert_eq!(json["placement"]["pages"][0]["migratetype"], Value::Null);
+
+    // A contiguous area by its name, whatever that is.
+    let debug = "sys/kernel/debug/cma/zone one";
+    tree.write(&format!("{debug}/base_pfn"), b"1500\n");
+    tree.write(&format!("{debug}/count"), b"1\n");
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+    let telling = ["is frame 0x5dc in the contiguous area zone one"];
+    let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
+    assert_eq!(json["placement"]["pages"][0]["cma_area"], "zone one");
+    fs::remove_dir_all(tree.root().join(debug)).unwrap();
 
     // In an ordinary zone the type of the page is not known, which is not worth a word in the line, unless the zone has
     // no contiguous area at all.
