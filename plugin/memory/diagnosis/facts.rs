@@ -41,6 +41,8 @@ impl Machine {
 /// What the machine says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
+    /// The processor architecture, as [`std::env::consts::ARCH`] names it.
+    pub architecture: &'static str,
     /// Release of the kernel.
     pub release: Option<String>,
     /// Its command line.
@@ -156,6 +158,7 @@ impl Facts {
             RangeFacts::of(&Smaps::parse(&maps), &mounts, failure.pages_range())
         });
         Self {
+            architecture: std::env::consts::ARCH,
             release: kernel::release(proc),
             risk: placement::risk(&meminfo, &zones, &cmdline.clone().unwrap_or_default()),
             cmdline,
@@ -197,7 +200,7 @@ impl Facts {
 
     /// Whether CUDA declares its pins of host memory as long-term ones.
     pub fn cuda_long_term(&self) -> Option<LongTerm> {
-        self.nvidia.as_ref().map(|driver| driver.long_term(std::env::consts::ARCH))
+        self.nvidia.as_ref().map(|driver| driver.long_term(self.architecture))
     }
 
     /// Where a page lies, as far as the kernel tells this process.

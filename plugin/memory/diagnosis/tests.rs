@@ -448,7 +448,27 @@ fn the_cuda_pin_is_described_by_branch() {
         let report = diagnose(&machine, failure(libc::ENOMEM, 8), bad(&[1]));
         let json = check(&report, Cause::Placement, Confidence::Likely, &[expected]);
         assert_eq!(json["gpu"]["driver"]["host_pin_long_term"], word);
-        assert_eq!(report.line().contains("branch 555 or later"), word == "no");
+    }
+    // A branch that declares them is named only where one is known to.
+    for (version, architecture, advised) in [
+        ("535.129.03", "x86_64", true),
+        ("525.60.13", "x86_64", true),
+        ("550.54.14", "x86_64", false),
+        ("580.95.05", "x86_64", false),
+        ("535.129.03", "aarch64", false),
+        ("535.129.03", "powerpc64", false),
+    ] {
+        let (path, text) = driver(version);
+        let failed = failure(libc::ENOMEM, 8);
+        let found = probe(failed.length, Some(failed.pages_range()), Bounds::default(), bad(&[1]));
+        for changes in [&[(&*path, &*text)][..], &[KHO, (&path, &text)]] {
+            let facts = Facts { architecture, ..facts(changes, &failed) };
+            let report = report(failed.clone(), facts, Some(found.clone()));
+            let remedy = &report.verdict().remedy;
+            assert_eq!(remedy.contains("branch 555 or later"), advised, "{remedy}");
+            assert_eq!(remedy.contains("find out who else"), !advised && changes.len() == 1);
+            assert_eq!(report.json()["kernel"]["architecture"], architecture);
+        }
     }
 }
 
