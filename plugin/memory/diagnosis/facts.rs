@@ -7,7 +7,7 @@ use crate::cuda::driver::{self, MemoryKind, PointerFacts};
 use crate::cuda::nvml::{Bar1, Nvml};
 use crate::host::cgroup::Cgroup;
 use crate::host::container::Container;
-use crate::host::fdinfo::DmaBufInfo;
+use crate::host::fdinfo::{self, DmaBufInfo};
 use crate::host::kernel::{self, Cmdline};
 use crate::host::limits::{self, Limit};
 use crate::host::meminfo::Meminfo;
@@ -73,8 +73,10 @@ pub struct Facts {
     pub pointer: Option<PointerFacts>,
     /// Windows of the GPU, or of all GPUs where it is not known which.
     pub bar1: Vec<Bar1>,
-    /// The DMA-BUF; `None`: no such descriptor, or no procfs.
+    /// The DMA-BUF; `None`: no such descriptor, or it cannot be read.
     pub dmabuf: Option<DmaBufInfo>,
+    /// Whether its descriptor is open.
+    pub descriptor_open: Option<bool>,
     /// The mappings of the range.
     pub range: Option<RangeFacts>,
 }
@@ -175,6 +177,7 @@ impl Facts {
             pointer,
             bar1,
             dmabuf: failure.fd.and_then(|fd| DmaBufInfo::read(proc, fd)),
+            descriptor_open: failure.fd.and_then(|fd| fdinfo::is_open(proc, fd)),
             range,
         }
     }

@@ -251,6 +251,7 @@ fn gpu(facts: &Facts) -> Value {
             "exporter": info.exporter,
             "size_bytes": info.size,
         })),
+        "descriptor_open": facts.descriptor_open,
     })
 }
 

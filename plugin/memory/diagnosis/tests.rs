@@ -45,6 +45,7 @@ fn machine(changes: &[(&str, &str)]) -> (Tree, Machine) {
             "Node 0, zone Normal\n spanned 16777216\n managed 16000000\n cma 0\n nr_free_cma 0\n start_pfn: 0\n",
         ),
         ("proc/cmdline", "quiet\n"),
+        ("proc/self/fdinfo/0", "pos:\t0\n"),
         ("proc/sys/kernel/osrelease", "6.12.0-test\n"),
         ("sys/module/mlx5_core/version", "1\n"),
     ]);
@@ -639,12 +640,33 @@ fn dma_bufs() {
         &["is no DMA-BUF"],
     );
     let (_tree, none) = machine(&[]);
-    check(
+    let json = check(
         &diagnose(&none, buffer(libc::EBADF), never),
         Cause::BadAddress,
         Confidence::Certain,
         &["33 is not open"],
     );
+    assert_eq!(json["gpu"]["descriptor_open"], false);
+    check(
+        &diagnose(&none, buffer(libc::EINVAL), never),
+        Cause::BadAddress,
+        Confidence::Likely,
+        &["33 is not open"],
+    );
+    // Where descriptors cannot be read it is not said to be closed: no procfs, or one that does not show it.
+    let (tree, blind) = machine(&[]);
+    fs::remove_dir_all(tree.root().join("proc/self/fdinfo")).unwrap();
+    let (tree, hidden) = machine(&[]);
+    fs::create_dir(tree.root().join("proc/self/fdinfo/33")).unwrap();
+    for (machine, open) in [(&blind, Value::Null), (&hidden, true.into())] {
+        let telling = ["what descriptor 33 is cannot be read"];
+        let report = diagnose(machine, buffer(libc::EINVAL), never);
+        let json = check(&report, Cause::Unknown, Confidence::Possible, &telling);
+        assert_eq!(json["gpu"]["descriptor_open"], open);
+        let report = diagnose(machine, buffer(libc::EBADF), never);
+        check(&report, Cause::BadAddress, Confidence::Possible, &telling);
+        assert!(!report.line().contains("is not open"), "{}", report.line());
+    }
     // Out of memory: the GPU's window, if it is known to be full.
     let probed =
         |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_, _| Ok(())));
