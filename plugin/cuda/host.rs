@@ -4,7 +4,7 @@
 //! is mapped here is therefore taken as a value that says that it is held already, and is kept in it until the driver
 //! has let go.
 
-use super::loaded::Loaded;
+use super::loaded;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, CUresult,
@@ -111,7 +111,7 @@ type Refusal = (&'static str, c_uint);
 impl HostDriver {
     /// The driver, if the process has loaded it already. Never loads it: a plugin does not decide that.
     pub fn loaded() -> Option<Self> {
-        let library = Loaded::find(c"libcuda.so.1")?;
+        let library = loaded::CUDA.loaded()?;
         // SAFETY: the driver's functions of these names have had these signatures since CUDA 7.0, and the release of a
         // device's context since 11.0.
         unsafe {
