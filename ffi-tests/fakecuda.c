@@ -7,20 +7,41 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_REGISTERED = 713, MOST = 256 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, DESTROYED = 709, NOT_REGISTERED = 713 };
+enum { DEVICE = 5, MOST = 256, MOST_RESETS = 8 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, MEMORY_TYPE_HOST = 1 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_cuda_call noted[MOST];
 static size_t count;
-static int refusal;
+static int refusal, context_refusal, retained;
 static struct {
     char *start;
     size_t size;
 } registered[MOST];
 
-static char only_context;
+/* One after the other: each reset ends one. */
+static char contexts[MOST_RESETS];
+static size_t resets;
 static __thread void *current;
+
+static void *live_context(void)
+{
+    return &contexts[resets];
+}
+
+/* What a call in the context of this thread answers before it does anything. */
+static int context_result(void)
+{
+    if (!current) return INVALID_CONTEXT;
+    return current == live_context() ? SUCCESS : DESTROYED;
+}
+
+static void misused(const char *what)
+{
+    dprintf(STDERR_FILENO, "the CUDA driver of the tests: %s\n", what);
+    abort();
+}
 
 static void *rnic(const char *name)
 {
@@ -55,7 +76,34 @@ static void note(struct fake_cuda_call call)
 
 void fake_cuda_current(int on)
 {
-    current = on ? &only_context : NULL;
+    pthread_mutex_lock(&lock);
+    current = on ? live_context() : NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_reset(void)
+{
+    int (*unpin)(void *, size_t) = (int (*)(void *, size_t))rnic("softrnic_unpin");
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MOST; i++) {
+        if (registered[i].start && unpin(registered[i].start, registered[i].size) != 0) abort();
+        registered[i].start = NULL;
+    }
+    if (++resets == MOST_RESETS) abort();
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_refuse_context(int code)
+{
+    context_refusal = code;
+}
+
+int fake_cuda_retained(void)
+{
+    pthread_mutex_lock(&lock);
+    int now = retained;
+    pthread_mutex_unlock(&lock);
+    return now;
 }
 
 void fake_cuda_refuse(int code)
@@ -77,17 +125,44 @@ int cuInit(unsigned flags)
     return flags ? INVALID_VALUE : SUCCESS;
 }
 
-int cuCtxGetCurrent(void **context)
+int cuCtxGetDevice(int *device)
 {
-    *context = current;
+    pthread_mutex_lock(&lock);
+    int result = context_result();
+    pthread_mutex_unlock(&lock);
+    if (result == SUCCESS) *device = DEVICE;
+    return result;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    pthread_mutex_lock(&lock);
+    int result = device == DEVICE ? context_refusal : INVALID_DEVICE;
+    note((struct fake_cuda_call){.name = FAKE_RETAIN, .result = result});
+    if (result == SUCCESS) {
+        *context = live_context();
+        retained++;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    pthread_mutex_lock(&lock);
+    if (device != DEVICE || retained == 0) misused("a context is released that was not retained");
+    retained--;
+    note((struct fake_cuda_call){.name = FAKE_RELEASE});
+    pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 
+/* The driver need not recognise a context that is gone. */
 int cuCtxPushCurrent_v2(void *context)
 {
-    if (context != &only_context) return INVALID_CONTEXT;
-    current = context;
     pthread_mutex_lock(&lock);
+    if (context != live_context() || retained == 0) misused("a context is pushed that nobody keeps alive");
+    current = context;
     note((struct fake_cuda_call){.name = FAKE_PUSH});
     pthread_mutex_unlock(&lock);
     return SUCCESS;
@@ -111,7 +186,7 @@ int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
     size_t place = 0;
     pthread_mutex_lock(&lock);
     while (place < MOST && registered[place].start) place++;
-    if (!current) call.result = INVALID_CONTEXT;
+    if (context_result() != SUCCESS) call.result = context_result();
     if (place == MOST) abort();
     note(call);
     if (call.result == SUCCESS) {
@@ -131,7 +206,7 @@ int cuMemHostUnregister(void *address)
     pthread_mutex_lock(&lock);
     while (place < MOST && registered[place].start != address) place++;
     if (place < MOST) call.size = registered[place].size;
-    if (!current) call.result = INVALID_CONTEXT;
+    if (context_result() != SUCCESS) call.result = context_result();
     else if (place < MOST) call.result = SUCCESS;
     note(call);
     if (call.result == SUCCESS) {

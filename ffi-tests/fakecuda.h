@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum fake_cuda_name { FAKE_REGISTER = 1, FAKE_UNREGISTER, FAKE_PUSH, FAKE_POP };
+enum fake_cuda_name { FAKE_REGISTER = 1, FAKE_UNREGISTER, FAKE_RETAIN, FAKE_PUSH, FAKE_POP, FAKE_RELEASE };
 
 struct fake_cuda_call {
     enum fake_cuda_name name;
@@ -24,8 +24,14 @@ struct fake_cuda_call {
     int result;
 };
 
-/* Makes a context current on the calling thread, or none. */
+/* Makes the device's own context current on the calling thread, or none. */
 void fake_cuda_current(int on);
+/* As cudaDeviceReset: the device's context goes, with everything that was registered. Using it afterwards aborts. */
+void fake_cuda_reset(void);
+/* What cuDevicePrimaryCtxRetain answers from now on; 0: success. */
+void fake_cuda_refuse_context(int code);
+/* How often the device's context is retained and not released. */
+int fake_cuda_retained(void);
 /* What cuMemHostRegister answers from now on; 0: success. */
 void fake_cuda_refuse(int code);
 /* Copies the calls so far, at most `room`; returns how many there were. */
@@ -33,7 +39,9 @@ size_t fake_cuda_calls(struct fake_cuda_call *calls, size_t room);
 
 /* The driver's own. */
 int cuInit(unsigned flags);
-int cuCtxGetCurrent(void **context);
+int cuCtxGetDevice(int *device);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
 int cuCtxPushCurrent_v2(void *context);
 int cuCtxPopCurrent_v2(void **context);
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags);

@@ -81,6 +81,9 @@ static void check_pages(const uint8_t *memory, size_t size, unsigned others)
 static struct {
     void (*current)(int);
     void (*refuse)(int);
+    void (*refuse_context)(int);
+    void (*reset)(void);
+    int (*retained)(void);
     size_t (*calls)(struct fake_cuda_call *, size_t);
 } cuda;
 
@@ -93,6 +96,9 @@ static void cuda_load(void)
     if (!library) FAIL("dlopen: %s", dlerror());
     cuda.current = (void (*)(int))symbol(library, "fake_cuda_current");
     cuda.refuse = (void (*)(int))symbol(library, "fake_cuda_refuse");
+    cuda.refuse_context = (void (*)(int))symbol(library, "fake_cuda_refuse_context");
+    cuda.reset = (void (*)(void))symbol(library, "fake_cuda_reset");
+    cuda.retained = (int (*)(void))symbol(library, "fake_cuda_retained");
     cuda.calls = (size_t(*)(struct fake_cuda_call *, size_t))symbol(library, "fake_cuda_calls");
 }
 
@@ -284,26 +290,96 @@ static void *free_elsewhere(void *argument)
     return NULL;
 }
 
-/* A thread that has no context uses the one that the memory was mapped in, and has none again afterwards. */
+/* Frees on a thread without a context. */
+static void free_on_another_thread(const struct api *api, void *memory)
+{
+    pthread_t thread;
+    struct errand errand = {api, memory};
+    uint64_t before = rnic_counts().mrs;
+    CHECK_EQ(pthread_create(&thread, NULL, free_elsewhere, &errand), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(cuda.retained(), 0);
+    CHECK_EQ(rnic_counts().mrs, before - DEVICES);
+    CHECK(!is_mapped_at(memory));
+}
+
+/* What was called after the registration. */
+static void expect_calls(const enum fake_cuda_name *want, size_t count)
+{
+    struct fake_cuda_call calls[10];
+    CHECK(count < 10);
+    CHECK_EQ(cuda.calls(calls, 10), count + 1);
+    CHECK_EQ(calls[0].name, FAKE_REGISTER);
+    for (size_t i = 0; i < count; i++) CHECK_EQ(calls[i + 1].name, want[i]);
+}
+
+#define EXPECT_CALLS(...) \
+    (HERE(), expect_calls((const enum fake_cuda_name[]){__VA_ARGS__}, \
+                          sizeof((const enum fake_cuda_name[]){__VA_ARGS__}) / sizeof(enum fake_cuda_name)))
+
+/* A thread that has no context borrows the device's own, and has none again afterwards. */
 static void freed_by_another_thread(int version)
 {
     (void)version;
-    struct fake_cuda_call calls[5];
-    pthread_t thread;
+    struct fake_cuda_call calls[6];
     rnic_start();
     cuda_load();
     cuda.current(1);
     struct api api = api_load();
-    struct errand errand = {&api, alloc(&api, PAGE)};
-    CHECK_EQ(pthread_create(&thread, NULL, free_elsewhere, &errand), 0);
-    CHECK_EQ(pthread_join(thread, NULL), 0);
-    CHECK_EQ(cuda.calls(calls, 5), 5);
-    static const enum fake_cuda_name want[] = {FAKE_REGISTER, FAKE_UNREGISTER, FAKE_PUSH, FAKE_UNREGISTER, FAKE_POP};
-    for (int i = 0; i < 5; i++) CHECK_EQ(calls[i].name, want[i]);
-    CHECK_EQ(calls[3].result, 0);
-    CHECK_EQ(calls[3].least_long, DEVICES);
-    CHECK_EQ(rnic_counts().mrs, 0);
+    free_on_another_thread(&api, alloc(&api, PAGE));
+    EXPECT_CALLS(FAKE_UNREGISTER, FAKE_RETAIN, FAKE_PUSH, FAKE_UNREGISTER, FAKE_POP, FAKE_RELEASE);
+    cuda.calls(calls, 6);
+    CHECK_EQ(calls[4].result, 0);
+    CHECK_EQ(calls[4].least_long, DEVICES);
     api_unload(&api);
+}
+
+/* The device was reset: the context of the allocation is gone and is not touched, and nothing is left to warn of. */
+static void freed_after_a_reset(int version)
+{
+    (void)version;
+    struct net net;
+    rnic_start();
+    cuda_load();
+    cuda.current(1);
+    net_start(&net, LAST_VERSION);
+    struct api api = api_load();
+    uint8_t *memory = alloc(&api, PAGE), *other = alloc(&api, PAGE);
+    cuda.reset();
+    size_t mark = log_mark();
+    free_on_another_thread(&api, memory);
+    CHECK_EQ(cuda.calls(NULL, 0), 2 + 6);
+    CHECK_EQ(api.free(other), 0); /* this thread's context is the one that is gone */
+    CHECK_EQ(cuda.calls(NULL, 0), 2 + 6 + 6);
+    CHECK_EQ(cuda.retained(), 0);
+    CHECK_EQ(log_warnings_since(mark), 0);
+    CHECK_EQ(log_matches_since(mark, "CUDA error 713; the driver has let go of them before"), 2);
+    cuda.current(1);
+    CHECK_EQ(api.free(alloc(&api, PAGE)), 0);
+    api_unload(&api);
+    net_stop(&net);
+}
+
+/* No context is to be had: that is told, and the memory goes all the same. */
+static void freed_where_no_context_can_be_had(int version)
+{
+    (void)version;
+    struct net net;
+    rnic_start();
+    cuda_load();
+    cuda.current(1);
+    net_start(&net, LAST_VERSION);
+    struct api api = api_load();
+    uint8_t *memory = alloc(&api, PAGE);
+    cuda.refuse_context(2); /* CUDA_ERROR_OUT_OF_MEMORY */
+    size_t mark = log_mark();
+    free_on_another_thread(&api, memory);
+    EXPECT_CALLS(FAKE_UNREGISTER, FAKE_RETAIN);
+    CHECK_EQ(log_warnings_since(mark), 1);
+    CHECK_EQ(log_matches_since(mark, "cuDevicePrimaryCtxRetain to unmap 4096 bytes"), 1);
+    CHECK_EQ(log_matches_since(mark, "CUDA error 2; the GPU may still map them"), 1);
+    api_unload(&api);
+    net_stop(&net);
 }
 
 /* ---- a device that refuses ------------------------------------------------------------------------------------ */
@@ -827,6 +903,8 @@ const struct ffi_case ffi_cases[] = {
     ONCE(without_a_gpu),
     ONCE(the_gpu_refuses),
     ONCE(freed_by_another_thread),
+    ONCE(freed_after_a_reset),
+    ONCE(freed_where_no_context_can_be_had),
     ONCE(a_device_refuses),
     ONCE(a_device_without_relaxed_ordering),
     ONCE(relaxed_ordering_is_demanded),

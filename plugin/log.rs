@@ -44,6 +44,12 @@ pub fn set_level(settings: &Settings) {
     tracing::callsite::rebuild_interest_cache();
 }
 
+/// Text from outside, such as settings, paths and names, must not be able to forge lines or steer a terminal. The whole
+/// text stays, whatever its length; what a user has set is quoted by [`crate::config::printable`].
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 fn rank(level: Level) -> u8 {
     match level {
         Level::ERROR => 0,
@@ -110,5 +116,22 @@ impl Visit for Line {
         } else {
             write!(self.0, " {}={value:?}", field.name())
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn nothing_but_control_characters_changes(text in any::<String>()) {
+            let shown = one_line(&text);
+            prop_assert!(!shown.contains(char::is_control));
+            prop_assert_eq!(shown.chars().count(), text.chars().count());
+            let mut pairs = shown.chars().zip(text.chars());
+            prop_assert!(pairs.all(|(a, b)| a == b || (a == '?' && b.is_control())));
+        }
     }
 }

@@ -323,6 +323,8 @@ programs! {
             without_a_gpu,
             the_gpu_refuses,
             freed_by_another_thread,
+            freed_after_a_reset,
+            freed_where_no_context_can_be_had,
             a_device_refuses,
             a_device_without_relaxed_ordering,
             relaxed_ordering_is_demanded,

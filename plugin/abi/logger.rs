@@ -1,7 +1,7 @@
 //! NCCL's logger behind the plugin's own log.
 
 use super::types::Logger;
-use crate::log;
+use crate::log::{self, one_line};
 use std::ffi::{CString, c_int, c_ulong};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,13 +28,8 @@ pub fn forget() {
     LOGGER.store(0, Ordering::Release);
 }
 
-/// Text from outside, such as settings, must not be able to forge lines or steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
 fn emit(level: Level, file: &str, line: u32, text: &str) {
-    let text = format!("NET/pinrail: {}", printable(text));
+    let text = format!("NET/pinrail: {}", one_line(text));
     let logger = LOGGER.load(Ordering::Acquire);
     if logger == 0 {
         if level <= Level::WARN {
@@ -53,7 +48,7 @@ fn emit(level: Level, file: &str, line: u32, text: &str) {
         Level::INFO => 3,
         _ => 5,
     };
-    let (file, text) = (CString::new(printable(file)), CString::new(text));
+    let (file, text) = (CString::new(one_line(file)), CString::new(text));
     let (file, text) = (file.unwrap_or_default(), text.unwrap_or_default());
     // SAFETY: NUL-terminated strings that live through the call. The text is an argument, never the format.
     unsafe {

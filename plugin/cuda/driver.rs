@@ -3,7 +3,7 @@
 //! cudarc gives types and constants; its functions are not called, because they panic where the driver or a symbol is
 //! missing. Result codes stay integers: a newer driver may return values that an enum does not have.
 
-use super::loaded::Loaded;
+use super::loaded;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -62,7 +62,7 @@ pub struct PointerFacts {
 impl Driver {
     /// The driver, if the process has loaded it already. Never loads it: a plugin does not decide that.
     pub fn loaded() -> Option<Self> {
-        let library = Loaded::find(c"libcuda.so.1")?;
+        let library = loaded::CUDA.loaded()?;
         // SAFETY: the driver's functions of these names have had these signatures since CUDA 4.1.
         unsafe {
             Some(Self {

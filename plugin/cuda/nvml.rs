@@ -1,7 +1,7 @@
 //! How full the window (BAR1) is through which other devices reach a GPU's memory, asked of NVML where the process has
 //! loaded and initialised it. NCCL does both.
 
-use super::loaded::Loaded;
+use super::loaded;
 use std::ffi::{CString, c_char, c_uint, c_void};
 use std::ptr;
 
@@ -53,7 +53,7 @@ pub struct Nvml {
 impl Nvml {
     /// NVML, if the process has loaded it already.
     pub fn loaded() -> Option<Self> {
-        let library = Loaded::find(c"libnvidia-ml.so.1")?;
+        let library = loaded::NVML.loaded()?;
         // SAFETY: NVML's functions of these names have these signatures since their version 2, BAR1's since its first.
         unsafe {
             Some(Self {

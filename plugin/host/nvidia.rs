@@ -67,10 +67,17 @@ impl Driver {
     pub fn long_term(&self, architecture: &str) -> LongTerm {
         match self.branch {
             525 | 535 => LongTerm::No,
-            555.. if architecture == "x86_64" => LongTerm::Yes,
+            branch if long_term_since(architecture).is_some_and(|since| branch >= since) => {
+                LongTerm::Yes
+            }
             _ => LongTerm::Unknown,
         }
     }
+}
+
+/// The branch from which on pins of host memory are declared long-term on this architecture; `None`: not known of any.
+pub fn long_term_since(architecture: &str) -> Option<u32> {
+    (architecture == "x86_64").then_some(555)
 }
 
 #[cfg(test)]

@@ -124,7 +124,8 @@ impl Case<'_> {
         if let Some(found) = self.mapping() {
             return found;
         }
-        let mut found = self.unknown();
+        let dmabuf = f.kind == RegionKind::DmaBuf;
+        let mut found = if dmabuf { self.dmabuf_descriptor() } else { self.unknown() };
         if f.retry.is_some() {
             found.evidence.insert(0, "it fails without optional access flags too".into());
         }
@@ -138,11 +139,19 @@ impl Case<'_> {
             verdict(Cause::BadAddress, confidence, vec![why], remedy::bad_address())
         };
         let fd = f.fd.unwrap_or(-1);
+        let closed = f.errno == libc::EBADF;
         let Some(info) = &self.facts.dmabuf else {
-            return bad(
-                if f.errno == libc::EBADF { Certain } else { Likely },
-                format!("descriptor {fd} is not open"),
-            );
+            if self.facts.descriptor_open == Some(false) {
+                let confidence = if closed { Certain } else { Likely };
+                return bad(confidence, format!("descriptor {fd} is not open"));
+            }
+            let unread = format!("what descriptor {fd} is cannot be read");
+            if closed {
+                return bad(Possible, format!("the kernel knows no such descriptor; {unread}"));
+            }
+            let mut found = self.unknown();
+            found.evidence.insert(0, unread);
+            return found;
         };
         let Some(exporter) = &info.exporter else {
             return bad(

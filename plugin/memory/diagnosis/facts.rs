@@ -7,7 +7,7 @@ use crate::cuda::driver::{self, MemoryKind, PointerFacts};
 use crate::cuda::nvml::{Bar1, Nvml};
 use crate::host::cgroup::Cgroup;
 use crate::host::container::Container;
-use crate::host::fdinfo::DmaBufInfo;
+use crate::host::fdinfo::{self, DmaBufInfo};
 use crate::host::kernel::{self, Cmdline};
 use crate::host::limits::{self, Limit};
 use crate::host::meminfo::Meminfo;
@@ -41,6 +41,8 @@ impl Machine {
 /// What the machine says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
+    /// The processor architecture, as [`std::env::consts::ARCH`] names it.
+    pub architecture: &'static str,
     /// Release of the kernel.
     pub release: Option<String>,
     /// Its command line.
@@ -71,8 +73,10 @@ pub struct Facts {
     pub pointer: Option<PointerFacts>,
     /// Windows of the GPU, or of all GPUs where it is not known which.
     pub bar1: Vec<Bar1>,
-    /// The DMA-BUF; `None`: no such descriptor, or no procfs.
+    /// The DMA-BUF; `None`: no such descriptor, or it cannot be read.
     pub dmabuf: Option<DmaBufInfo>,
+    /// Whether its descriptor is open.
+    pub descriptor_open: Option<bool>,
     /// The mappings of the range.
     pub range: Option<RangeFacts>,
 }
@@ -156,6 +160,7 @@ impl Facts {
             RangeFacts::of(&Smaps::parse(&maps), &mounts, failure.pages_range())
         });
         Self {
+            architecture: std::env::consts::ARCH,
             release: kernel::release(proc),
             risk: placement::risk(&meminfo, &zones, &cmdline.clone().unwrap_or_default()),
             cmdline,
@@ -172,6 +177,7 @@ impl Facts {
             pointer,
             bar1,
             dmabuf: failure.fd.and_then(|fd| DmaBufInfo::read(proc, fd)),
+            descriptor_open: failure.fd.and_then(|fd| fdinfo::is_open(proc, fd)),
             range,
         }
     }
@@ -197,7 +203,7 @@ impl Facts {
 
     /// Whether CUDA declares its pins of host memory as long-term ones.
     pub fn cuda_long_term(&self) -> Option<LongTerm> {
-        self.nvidia.as_ref().map(|driver| driver.long_term(std::env::consts::ARCH))
+        self.nvidia.as_ref().map(|driver| driver.long_term(self.architecture))
     }
 
     /// Where a page lies, as far as the kernel tells this process.

@@ -51,7 +51,7 @@ impl Report {
             },
             "kernel": {
                 "release": facts.release,
-                "architecture": std::env::consts::ARCH,
+                "architecture": facts.architecture,
                 "command_line": facts.cmdline.as_ref().map(|line| {
                     let given = line.given().into_iter();
                     given.map(|(name, value)| (name.to_owned(), Value::from(value))).collect::<Map<_, _>>()
@@ -251,6 +251,7 @@ fn gpu(facts: &Facts) -> Value {
             "exporter": info.exporter,
             "size_bytes": info.size,
         })),
+        "descriptor_open": facts.descriptor_open,
     })
 }
 

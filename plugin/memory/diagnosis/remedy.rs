@@ -3,7 +3,7 @@
 use super::facts::Facts;
 use super::failure::Failure;
 use crate::host::cgroup::RdmaUse;
-use crate::host::nvidia::LongTerm;
+use crate::host::nvidia::{LongTerm, long_term_since};
 
 pub(super) fn memlock(facts: &Facts) -> String {
     let base = "raise the memory lock limit of this process (ulimit -l unlimited)";
@@ -40,8 +40,12 @@ pub(super) fn placement(facts: &Facts) -> String {
     if steps.is_empty() && risk.contains("CmaTotal") {
         steps.push("make the kernel's contiguous area (CMA) smaller or remove it");
     }
+    let mut steps: Vec<String> = steps.into_iter().map(str::to_owned).collect();
     if facts.cuda_long_term() == Some(LongTerm::No) {
-        steps.push("use an NVIDIA driver of branch 555 or later on x86-64");
+        steps.extend(
+            long_term_since(facts.architecture)
+                .map(|branch| format!("use an NVIDIA driver of branch {branch} or later")),
+        );
     }
     if steps.is_empty() {
         "find out who else pins this memory, and register it before it is pinned".into()

@@ -8,6 +8,7 @@ use super::verdict::{Cause, Verdict};
 use crate::config::printable;
 use crate::host::amount;
 use crate::host::placement::Place;
+use crate::log::one_line;
 use crate::memory::RegionKind;
 use std::io;
 use std::time::SystemTime;
@@ -59,11 +60,6 @@ fn bounds(facts: &Facts) -> Bounds {
     let usual = Bounds::default();
     let spare = facts.available().map_or(usual.bytes as u64, |(_, all)| all / 8);
     Bounds { bytes: usize::try_from(spare).unwrap_or(usize::MAX).min(usual.bytes), ..usual }
-}
-
-/// Paths and names from outside cannot break a line of the log.
-fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 impl Report {

@@ -45,6 +45,7 @@ fn machine(changes: &[(&str, &str)]) -> (Tree, Machine) {
             "Node 0, zone Normal\n spanned 16777216\n managed 16000000\n cma 0\n nr_free_cma 0\n start_pfn: 0\n",
         ),
         ("proc/cmdline", "quiet\n"),
+        ("proc/self/fdinfo/0", "pos:\t0\n"),
         ("proc/sys/kernel/osrelease", "6.12.0-test\n"),
         ("sys/module/mlx5_core/version", "1\n"),
     ]);
@@ -410,8 +411,19 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
     let telling = ["is frame 0x5dc in ZONE_MOVABLE", "movablecore="];
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
+    assert_eq!(json["placement"]["pages"][0]["frame"], "0x5dc");
     assert_eq!(json["placement"]["pages"][0]["zone"], "Movable");
     assert_eq!(json["placement"]["pages"][0]["migratetype"], Value::Null);
+
+    // A contiguous area by its name, whatever that is.
+    let debug = "sys/kernel/debug/cma/zone one";
+    tree.write(&format!("{debug}/base_pfn"), b"1500\n");
+    tree.write(&format!("{debug}/count"), b"1\n");
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+    let telling = ["is frame 0x5dc in the contiguous area zone one"];
+    let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
+    assert_eq!(json["placement"]["pages"][0]["cma_area"], "zone one");
+    fs::remove_dir_all(tree.root().join(debug)).unwrap();
 
     // In an ordinary zone the type of the page is not known, which is not worth a word in the line, unless the zone has
     // no contiguous area at all.
@@ -442,7 +454,27 @@ fn the_cuda_pin_is_described_by_branch() {
         let report = diagnose(&machine, failure(libc::ENOMEM, 8), bad(&[1]));
         let json = check(&report, Cause::Placement, Confidence::Likely, &[expected]);
         assert_eq!(json["gpu"]["driver"]["host_pin_long_term"], word);
-        assert_eq!(report.line().contains("branch 555 or later"), word == "no");
+    }
+    // A branch that declares them is named only where one is known to.
+    for (version, architecture, advised) in [
+        ("535.129.03", "x86_64", true),
+        ("525.60.13", "x86_64", true),
+        ("550.54.14", "x86_64", false),
+        ("580.95.05", "x86_64", false),
+        ("535.129.03", "aarch64", false),
+        ("535.129.03", "powerpc64", false),
+    ] {
+        let (path, text) = driver(version);
+        let failed = failure(libc::ENOMEM, 8);
+        let found = probe(failed.length, Some(failed.pages_range()), Bounds::default(), bad(&[1]));
+        for changes in [&[(&*path, &*text)][..], &[KHO, (&path, &text)]] {
+            let facts = Facts { architecture, ..facts(changes, &failed) };
+            let report = report(failed.clone(), facts, Some(found.clone()));
+            let remedy = &report.verdict().remedy;
+            assert_eq!(remedy.contains("branch 555 or later"), advised, "{remedy}");
+            assert_eq!(remedy.contains("find out who else"), !advised && changes.len() == 1);
+            assert_eq!(report.json()["kernel"]["architecture"], architecture);
+        }
     }
 }
 
@@ -613,12 +645,33 @@ fn dma_bufs() {
         &["is no DMA-BUF"],
     );
     let (_tree, none) = machine(&[]);
-    check(
+    let json = check(
         &diagnose(&none, buffer(libc::EBADF), never),
         Cause::BadAddress,
         Confidence::Certain,
         &["33 is not open"],
     );
+    assert_eq!(json["gpu"]["descriptor_open"], false);
+    check(
+        &diagnose(&none, buffer(libc::EINVAL), never),
+        Cause::BadAddress,
+        Confidence::Likely,
+        &["33 is not open"],
+    );
+    // Where descriptors cannot be read it is not said to be closed: no procfs, or one that does not show it.
+    let (tree, blind) = machine(&[]);
+    fs::remove_dir_all(tree.root().join("proc/self/fdinfo")).unwrap();
+    let (tree, hidden) = machine(&[]);
+    fs::create_dir(tree.root().join("proc/self/fdinfo/33")).unwrap();
+    for (machine, open) in [(&blind, Value::Null), (&hidden, true.into())] {
+        let telling = ["what descriptor 33 is cannot be read"];
+        let report = diagnose(machine, buffer(libc::EINVAL), never);
+        let json = check(&report, Cause::Unknown, Confidence::Possible, &telling);
+        assert_eq!(json["gpu"]["descriptor_open"], open);
+        let report = diagnose(machine, buffer(libc::EBADF), never);
+        check(&report, Cause::BadAddress, Confidence::Possible, &telling);
+        assert!(!report.line().contains("is not open"), "{}", report.line());
+    }
     // Out of memory: the GPU's window, if it is known to be full.
     let probed =
         |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_, _| Ok(())));
