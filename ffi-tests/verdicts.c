@@ -261,6 +261,21 @@ static void nothing_mapped(int version)
     clear_up(&stage);
 }
 
+/* The same where the device answers as if memory were short, as libraries do that keep marks about forks; and where memory
+ * is set aside for what cannot be registered: nobody may copy from a hole. */
+static void nothing_mapped_and_no_memory(int version)
+{
+    struct stage stage;
+    set_up(&stage, version);
+    uint8_t *memory = pages(8 * PAGE);
+    CHECK_EQ(munmap(memory + 4 * PAGE, PAGE), 0);
+    rnic_fail_registrations_from(1);
+    refused(&stage, memory, 8 * PAGE, NCCL_PTR_HOST);
+    EXPECT(stage.mark, "bad_address", "nothing is mapped at", "\"errno\": 12");
+    rnic_fail_registrations_from(0);
+    clear_up(&stage);
+}
+
 static void read_only(int version)
 {
     struct stage stage;
@@ -401,6 +416,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(device_limit),
     EACH(kernel_memory),
     EACH(nothing_mapped),
+    EACH(nothing_mapped_and_no_memory),
     EACH(read_only),
     EACH(peer_memory_missing),
     EACH(optional_flags),

@@ -57,6 +57,7 @@ programs! {
             device_limit,
             kernel_memory,
             nothing_mapped,
+            nothing_mapped_and_no_memory,
             read_only,
             peer_memory_missing,
             optional_flags,
