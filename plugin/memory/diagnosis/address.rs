@@ -37,7 +37,7 @@ impl Case<'_> {
     }
 
     /// What the mappings of a host range say against it.
-    fn mapping(&self) -> Option<Verdict> {
+    pub(super) fn mapping(&self) -> Option<Verdict> {
         let range = self.facts.range.as_ref().filter(|_| self.host())?;
         let (why, confidence) = if let Some(address) = range.unmapped {
             (format!("nothing is mapped at {address:#x}"), Certain)
