@@ -295,7 +295,7 @@ impl Transport {
             peer: whose.map(|whose| whose.peer.to_string()),
             comm: whose.and_then(|whose| whose.comm_id),
         };
-        diagnose(&self.machine, failure, |addr, len| {
+        diagnose(&self.machine, failure, true, |addr, len| {
             registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
         })
     }
