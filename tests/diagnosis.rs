@@ -93,13 +93,24 @@ fn register(pd: &Arc<ProtectionDomain>, addr: usize, len: usize) -> Result<Memor
         .map_err(|error| error.errno().expect("a verb's errno"))
 }
 
-/// Registers what must fail, and explains it.
+/// Registers what must fail, and explains it in full.
 fn explain(
     pd: &Arc<ProtectionDomain>,
     machine: &Machine,
     addr: usize,
     len: usize,
     live: u64,
+) -> Report {
+    explain_as(pd, machine, addr, len, live, true)
+}
+
+fn explain_as(
+    pd: &Arc<ProtectionDomain>,
+    machine: &Machine,
+    addr: usize,
+    len: usize,
+    live: u64,
+    thorough: bool,
 ) -> Report {
     let errno = register(pd, addr, len).expect_err("this registration fails");
     let attr = pd.context().query_device().expect("the device answers");
@@ -127,7 +138,7 @@ fn explain(
         comm: None,
     };
     let before = counter(c"mrs_live");
-    let report = diagnose(machine, failure, |addr, len| register(pd, addr, len));
+    let report = diagnose(machine, failure, thorough, |addr, len| register(pd, addr, len));
     assert_eq!(counter(c"mrs_live"), before, "the probe leaves nothing behind");
     println!("{}", report.line());
     report
@@ -165,6 +176,13 @@ fn the_matrix_of_two_pins() {
     assert_eq!(json["probe"]["last_failing_page"], at(40));
     assert_eq!(json["probe"]["failing_pages"], 4);
     assert_eq!(json["probe"]["failing_pages_exact"], true);
+    // The short form names no page and the same cause.
+    let report = explain_as(&pd, &machine, b.addr(), b.len(), 0, false);
+    assert_eq!(report.verdict().cause, Cause::Placement);
+    assert!(report.bounce_may_help() && !report.transient());
+    let json = report.json();
+    assert_eq!(json["probe"]["registrations"], 3);
+    assert_eq!(json["probe"]["cut_short_by"], "told before");
     // D: an ordinary page.
     place(c"off");
     let d = pages(64);

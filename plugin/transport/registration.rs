@@ -335,7 +335,8 @@ impl Transport {
             peer: whose.map(|whose| whose.peer.to_string()),
             comm: whose.and_then(|whose| whose.comm_id),
         };
-        diagnose(&self.machine, failure, |addr, len| {
+        let thorough = !self.reporter.knows(&failure.device);
+        diagnose(&self.machine, failure, thorough, |addr, len| {
             registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! A fresh range of the same size that registers where this one does not rules out quotas and limits of the device: it
 //! is *this memory*. Then halving finds the pages. Registering a range works exactly if it works for each of its pages;
-//! where that does not hold the probe says so and names none.
+//! where that does not hold the probe says so and names none. Where it was told before which memory of a device fails,
+//! the few registrations on which the verdict rests are enough, and no pages are looked for.
 //!
 //! Bounded by a number of registrations and by time, looked at between two registrations: one that the kernel takes long
 //! over is waited for. The few on which the verdict rests are made however late it is: on a machine with much to do the
@@ -24,11 +25,13 @@ pub struct Bounds {
     pub time: Duration,
     /// Bytes of fresh memory.
     pub bytes: usize,
+    /// Whether the pages that fail are looked for.
+    pub pages: bool,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { registrations: 64, time: Duration::from_millis(500), bytes: 64 << 20 }
+        Self { registrations: 64, time: Duration::from_millis(500), bytes: 64 << 20, pages: true }
     }
 }
 
@@ -45,6 +48,28 @@ impl Trial {
     /// Whether it worked.
     pub fn worked(&self) -> bool {
         self.errno.is_none()
+    }
+}
+
+/// What ends a probe early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// So many registrations were tried.
+    Registrations,
+    /// So much time has passed.
+    Time,
+    /// The same was told before.
+    ToldBefore,
+}
+
+impl Cut {
+    /// The words for it in logs and records.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Registrations => "number of registrations",
+            Self::Time => "time",
+            Self::ToldBefore => "told before",
+        }
     }
 }
 
@@ -82,8 +107,8 @@ pub struct Probe {
     pub registrations: u32,
     /// How long it took.
     pub elapsed: Duration,
-    /// The bound that ended it early.
-    pub cut_short: Option<&'static str>,
+    /// What ended it early: a bound, or that pages were not to be looked for.
+    pub cut_short: Option<Cut>,
 }
 
 /// Tries fresh memory of `length` bytes and then, if that works, the pages of `range` (first address, one past the
@@ -126,7 +151,7 @@ struct Prober<R, C> {
 impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober<R, C> {
     fn try_range(&mut self, start: u64, end: u64) -> Result<Trial, Spent> {
         if (self.elapsed)() >= self.bounds.time {
-            self.found.cut_short = Some("time");
+            self.found.cut_short = Some(Cut::Time);
             return Err(Spent);
         }
         self.try_late(start, end)
@@ -135,7 +160,7 @@ impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober
     /// As [`Self::try_range`], whatever time it is.
     fn try_late(&mut self, start: u64, end: u64) -> Result<Trial, Spent> {
         if self.found.registrations >= self.bounds.registrations {
-            self.found.cut_short = Some("number of registrations");
+            self.found.cut_short = Some(Cut::Registrations);
             return Err(Spent);
         }
         self.found.registrations += 1;
@@ -170,6 +195,10 @@ impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober
             return Ok(());
         }
         self.found.narrowed = Some((start, end));
+        if !self.bounds.pages {
+            self.found.cut_short = Some(Cut::ToldBefore);
+            return Err(Spent);
+        }
         self.pages(start, end)
     }
 
@@ -372,22 +401,38 @@ mod tests {
     fn a_cut_says_how_far_it_came() {
         let bounds = Bounds { registrations: 6, ..Bounds::default() };
         let found = Simulated::new([5]).probe(1024, bounds, Duration::ZERO);
-        assert_eq!(found.cut_short, Some("number of registrations"));
+        assert_eq!(found.cut_short, Some(Cut::Registrations));
         assert_eq!(
             (found.bad, found.narrowed.map(|(a, b)| (index(a), index(b)))),
             (None, Some((0, 128)))
         );
         let bounds = Bounds { time: Duration::from_millis(2), ..Bounds::default() };
         let found = Simulated::new([5]).probe(1024, bounds, Duration::from_millis(1));
-        assert_eq!((found.cut_short, found.registrations), (Some("time"), 4));
+        assert_eq!((found.cut_short, found.registrations), (Some(Cut::Time), 4));
     }
 
     #[test]
     fn what_the_verdict_rests_on_is_tried_however_late_it_is() {
         let found = Simulated::new([5]).probe(1024, Bounds::default(), Duration::from_secs(9));
-        assert_eq!((found.cut_short, found.registrations), (Some("time"), 3));
+        assert_eq!((found.cut_short, found.registrations), (Some(Cut::Time), 3));
         assert!(found.page.unwrap().worked() && found.fresh.unwrap().worked());
         assert_eq!(found.again.unwrap().errno, Some(libc::ENOMEM));
+    }
+
+    #[test]
+    fn no_pages_are_looked_for_where_that_was_told_before() {
+        let bounds = Bounds { pages: false, ..Bounds::default() };
+        for pages in [1, 2, 1024] {
+            let found = Simulated::new([0]).probe(pages, bounds, Duration::ZERO);
+            assert_eq!((found.cut_short, found.registrations), (Some(Cut::ToldBefore), 3));
+            assert!(found.page.unwrap().worked() && found.fresh.unwrap().worked());
+            assert_eq!((found.again.unwrap().errno, found.bad), (Some(libc::ENOMEM), None));
+            let narrowed = found.narrowed.map(|(start, end)| (index(start), index(end - 1)));
+            assert_eq!(narrowed, Some((0, pages - 1)));
+        }
+        // Where the search would not have begun nothing is cut.
+        let found = Simulated::new([]).probe(16, bounds, Duration::ZERO);
+        assert_eq!((found.cut_short, found.registrations), (None, 3));
     }
 
     #[test]

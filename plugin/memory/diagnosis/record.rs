@@ -5,7 +5,7 @@
 
 use super::facts::{Facts, Quota};
 use super::failure::{Failure, access_names};
-use super::probe::{Probe, Trial};
+use super::probe::{Cut, Probe, Trial};
 use super::report::Report;
 use crate::host::limits::Limit;
 use crate::host::placement::Place;
@@ -273,6 +273,6 @@ fn probe(found: &Probe) -> Value {
         "no_fresh_memory": found.no_memory,
         "registrations": found.registrations,
         "elapsed_us": u64::try_from(found.elapsed.as_micros()).unwrap_or(u64::MAX),
-        "cut_short_by": found.cut_short,
+        "cut_short_by": found.cut_short.map(Cut::words),
     })
 }

@@ -25,10 +25,12 @@ pub struct Report {
 }
 
 /// Explains a failure. For ENOMEM a few registrations are tried: `register` makes one on the same device with the same
-/// access, and returns a guard whose drop ends it, or an errno.
+/// access, and returns a guard whose drop ends it, or an errno. `thorough`: the pages that fail are looked for too, which
+/// takes many more and is worth it once for each device ([`super::Reporter::knows`]); the cause is found without.
 pub fn diagnose<G>(
     machine: &Machine,
     failure: Failure,
+    thorough: bool,
     register: impl FnMut(usize, usize) -> Result<G, i32>,
 ) -> Report {
     let time = SystemTime::now();
@@ -37,7 +39,8 @@ pub fn diagnose<G>(
     let probe = wanted.then(|| {
         let (start, end) = failure.pages_range();
         let range = (failure.kind == RegionKind::Host).then_some((start, end));
-        probe(end - start, range, bounds(&facts), register)
+        let bounds = Bounds { pages: thorough, ..bounds(&facts) };
+        probe(end - start, range, bounds, register)
     });
     let ends = probe.as_ref().and_then(|probe| probe.bad).map(|bad| (bad.first, bad.last));
     let mut addresses: Vec<u64> =

@@ -97,6 +97,13 @@ impl Reporter {
         first
     }
 
+    /// Whether it was told of this device that memory lies where it cannot be pinned. What else there is to say about
+    /// another buffer of that kind is not worth long searches: there may be hundreds.
+    pub fn knows(&self, device: &str) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.iter().any(|(cause, _, known)| *cause == Cause::Placement && known == device)
+    }
+
     /// Whether nothing was told yet about this cause and kind of outcome on this device.
     fn is_first(&self, cause: Cause, fails: bool, device: &str) -> bool {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);

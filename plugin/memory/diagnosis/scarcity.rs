@@ -1,5 +1,6 @@
 //! The rules for ENOMEM: whose memory, whose quota or whose limit it is that does not suffice.
 
+use super::probe::Cut;
 use super::remedy;
 use super::rules::{Case, verdict};
 use super::verdict::{Cause, Confidence, Verdict};
@@ -146,10 +147,13 @@ impl Case<'_> {
             let (count, all) = (bad.count, self.failure.pages());
             why.push(format!("{least}{count} of {all} pages fail, first {:#x}{last}", bad.first));
         } else if let Some((start, end)) = probe.narrowed {
+            let reason = match probe.cut_short {
+                Some(Cut::ToldBefore) => "not looked for, as the cause was told before".to_owned(),
+                cut => format!("{} reached", cut.map_or("bound", Cut::words)),
+            };
+            let pages = (end - start) / page;
             why.push(format!(
-                "at least one of the {} pages from {start:#x} on fails ({} reached)",
-                (end - start) / page,
-                probe.cut_short.unwrap_or("bound")
+                "at least one of the {pages} pages from {start:#x} on fails ({reason})"
             ));
         }
         why.extend(self.facts.risk.clone());

@@ -150,8 +150,12 @@ fn quota() -> String {
 #[test]
 fn memlock_beside_placement() {
     let (_tree, machine_) = machine(&[("proc/self/limits", &quota()), KHO]);
-    let report =
-        diagnose(&machine_, failure(libc::ENOMEM, ROOM + 1), at_most(ROOM as usize * page_size()));
+    let report = diagnose(
+        &machine_,
+        failure(libc::ENOMEM, ROOM + 1),
+        true,
+        at_most(ROOM as usize * page_size()),
+    );
     let telling =
         ["pinned before 64 MiB (VmPin)", "against a memory lock limit of 64.1 MiB", "LimitMEMLOCK"];
     let json = check(&report, Cause::MemlockQuota, Confidence::Certain, &telling);
@@ -162,7 +166,7 @@ fn memlock_beside_placement() {
     assert!(!report.bounce_may_help());
 
     // One page less: the quota allows it, and other memory registers.
-    let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), bad(&[3, 7]));
+    let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), true, bad(&[3, 7]));
     let telling = [
         "2 of 16 pages fail",
         "CmaTotal 0 bytes, CmaFree 9.3 GiB",
@@ -188,26 +192,26 @@ fn a_small_limit_is_not_blamed_where_the_rule_does_not_say_so() {
     let root = ("proc/self/status", "VmPin:\t  65536 kB\nCapEff:\t000001ffffffffff\n");
     // CAP_IPC_LOCK exempts.
     let (_tree, exempt) = machine(&[("proc/self/limits", &quota()), root]);
-    let report = diagnose(&exempt, failure(libc::ENOMEM, 1000), bad(&[0]));
+    let report = diagnose(&exempt, failure(libc::ENOMEM, 1000), true, bad(&[0]));
     check(&report, Cause::Placement, Confidence::Possible, &["1 of 1000 pages fail"]);
     // A limit of 0 has an errno of its own.
     let none = ("proc/self/limits", "Max locked memory 0 0 bytes\n");
     let (_tree, nothing) = machine(&[none]);
-    let report = diagnose(&nothing, failure(libc::EPERM, 1), never);
+    let report = diagnose(&nothing, failure(libc::EPERM, 1), true, never);
     check(&report, Cause::MemlockQuota, Confidence::Certain, &["lock limit of 0 bytes"]);
     let (_tree, nothing) = machine(&[none, root]);
-    let report = diagnose(&nothing, failure(libc::EPERM, 1), never);
+    let report = diagnose(&nothing, failure(libc::EPERM, 1), true, never);
     check(&report, Cause::Unknown, Confidence::Possible, &["CAP_IPC_LOCK exempts the process"]);
     // In a user namespace of one's own it does not.
     let (tree, nested) = machine(&[("proc/self/limits", &quota()), root]);
     fs::remove_file(tree.root().join("proc/self/ns/user")).unwrap();
     tree.link("proc/self/ns/user", "user:[4026532999]");
     let report =
-        diagnose(&nested, failure(libc::ENOMEM, 1000), at_most(ROOM as usize * page_size()));
+        diagnose(&nested, failure(libc::ENOMEM, 1000), true, at_most(ROOM as usize * page_size()));
     check(&report, Cause::MemlockQuota, Confidence::Certain, &[]);
     // The rule allows a page and the kernel did not: it was something else.
     let (_tree, small) = machine(&[("proc/self/limits", &quota())]);
-    let report = diagnose(&small, failure(libc::ENOMEM, 1000), at_most(0));
+    let report = diagnose(&small, failure(libc::ENOMEM, 1000), true, at_most(0));
     check(
         &report,
         Cause::DeviceLimit,
@@ -216,7 +220,7 @@ fn a_small_limit_is_not_blamed_where_the_rule_does_not_say_so() {
     );
     // What is locked with mlock (8 GB on this host) does not count, and GPU memory neither.
     let gpu = Failure { kind: RegionKind::Cuda, ..failure(libc::ENOMEM, 1000) };
-    let report = diagnose(&small, gpu, at_most(page_size()));
+    let report = diagnose(&small, gpu, true, at_most(page_size()));
     assert_ne!(report.verdict().cause, Cause::MemlockQuota);
 }
 
@@ -261,16 +265,16 @@ fn figures_of_ones_own_count_where_the_kernel_counts_less() {
     let (_tree, machine) = machine(&[("proc/self/limits", &quota())]);
     let limit = (64 << 20) + ROOM * page_size() as u64;
     let more = Failure { own_pinned: Some(limit), ..failure(libc::ENOMEM, 1) };
-    let report = diagnose(&machine, more, at_most(0));
+    let report = diagnose(&machine, more, true, at_most(0));
     let telling = ["(registered by this process)"];
     let json = check(&report, Cause::MemlockQuota, Confidence::Likely, &telling);
     assert_eq!(json["memlock"]["used_source"], "own");
     // More is held already than the limit allows: it is not the one that the kernel applies.
     let beyond = Failure { own_pinned: Some(1 << 30), ..failure(libc::ENOMEM, 1) };
-    let report = diagnose(&machine, beyond, at_most(0));
+    let report = diagnose(&machine, beyond, true, at_most(0));
     assert_ne!(report.verdict().cause, Cause::MemlockQuota, "{}", report.line());
     let less = Failure { own_pinned: Some(1 << 20), ..failure(libc::ENOMEM, 1) };
-    let report = diagnose(&machine, less, bad(&[0]));
+    let report = diagnose(&machine, less, true, bad(&[0]));
     assert_eq!(report.json()["memlock"]["used_source"], "vm_pin");
 }
 
@@ -281,7 +285,7 @@ fn a_container_names_its_daemon() {
         ("proc/self/cgroup", "0::/system.slice/docker-77.scope\n"),
     ]);
     let report =
-        diagnose(&machine, failure(libc::ENOMEM, 1000), at_most(ROOM as usize * page_size()));
+        diagnose(&machine, failure(libc::ENOMEM, 1000), true, at_most(ROOM as usize * page_size()));
     let telling = ["the daemon of Docker"];
     let json = check(&report, Cause::MemlockQuota, Confidence::Certain, &telling);
     assert_eq!(json["process"]["in_container"], true);
@@ -294,7 +298,7 @@ fn device_limit_beside_kernel_memory() {
         live: Live { regions: 1000, peak_regions: 1000, ..Live::default() },
         ..failure(libc::ENOMEM, 4)
     };
-    let report = diagnose(&ordinary, full, at_most(0));
+    let report = diagnose(&ordinary, full, true, at_most(0));
     let telling = ["1000 registrations, the device allows 1000"];
     let json = check(&report, Cause::DeviceLimit, Confidence::Certain, &telling);
     assert_eq!(
@@ -303,17 +307,17 @@ fn device_limit_beside_kernel_memory() {
     );
 
     // Others may have taken the rest.
-    let report = diagnose(&ordinary, failure(libc::ENOMEM, 4), at_most(0));
+    let report = diagnose(&ordinary, failure(libc::ENOMEM, 4), true, at_most(0));
     let telling = ["memory lock limit unlimited", "16 GiB of memory to be had", "at most 7 so far"];
     check(&report, Cause::DeviceLimit, Confidence::Likely, &telling);
-    let report = diagnose(&ordinary, failure(libc::ENOMEM, 4), at_most(page_size()));
+    let report = diagnose(&ordinary, failure(libc::ENOMEM, 4), true, at_most(page_size()));
     check(&report, Cause::DeviceLimit, Confidence::Possible, &["the same size does not"]);
 
     let (_tree, short) = machine(&[(
         "proc/meminfo",
         "MemTotal: 67108864 kB\nMemFree: 20000 kB\nMemAvailable: 30000 kB\n",
     )]);
-    let report = diagnose(&short, failure(libc::ENOMEM, 4), at_most(0));
+    let report = diagnose(&short, failure(libc::ENOMEM, 4), true, at_most(0));
     let json =
         check(&report, Cause::KernelMemory, Confidence::Likely, &["29.3 MiB of memory to be had"]);
     assert_eq!(json["memory"]["available_bytes"], 30_000 << 10);
@@ -323,16 +327,16 @@ fn device_limit_beside_kernel_memory() {
         ("sys/fs/cgroup/user.slice/memory.current", "1073000000\n"),
     ];
     let (_tree, confined) = machine(&group);
-    let report = diagnose(&confined, failure(libc::ENOMEM, 4), at_most(0));
+    let report = diagnose(&confined, failure(libc::ENOMEM, 4), true, at_most(0));
     check(&report, Cause::KernelMemory, Confidence::Likely, &["control group /user.slice has"]);
 
     // The same where files fill the group: that is room, for the kernel and for the probe.
     let cached = [group[0], group[1], ("sys/fs/cgroup/user.slice/memory.stat", CACHE)];
     let (_tree, cached) = machine(&cached);
-    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), at_most(0));
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), true, at_most(0));
     let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &["954.4 MiB of memory"]);
     assert_eq!(json["control_group"]["memory"]["file_cache_bytes"], 1_000_000_000);
-    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), bad(&[1]));
+    let report = diagnose(&cached, failure(libc::ENOMEM, 4096), true, bad(&[1]));
     let whole = 4096 * page_size();
     assert_eq!(report.json()["probe"]["fresh_range"]["length"], whole);
 }
@@ -343,7 +347,7 @@ fn the_limit_of_a_control_group_and_of_one_region() {
         ("sys/fs/cgroup/user.slice/rdma.max", "mlx5_0 hca_handle=max hca_object=100\n"),
         ("sys/fs/cgroup/user.slice/rdma.current", "mlx5_0 hca_handle=1 hca_object=100\n"),
     ]);
-    let report = diagnose(&machine, failure(libc::EAGAIN, 4), never);
+    let report = diagnose(&machine, failure(libc::EAGAIN, 4), true, never);
     let telling = [
         "hca_object of mlx5_0 in control group /user.slice: 100 of 100 in use",
         "raise hca_object in rdma.max",
@@ -352,30 +356,33 @@ fn the_limit_of_a_control_group_and_of_one_region() {
     assert_eq!(json["control_group"]["rdma"][0]["max"], 100);
     // Another device is not limited, and nothing else explains EAGAIN.
     let other = Failure { device: "mlx5_0:1+x".into(), ..failure(libc::EAGAIN, 4) };
-    assert_eq!(diagnose(&machine, other, never).verdict().cause, Cause::DeviceLimit);
+    assert_eq!(diagnose(&machine, other, true, never).verdict().cause, Cause::DeviceLimit);
     let other = Failure { device: "mlx5_0:1".replace('0', "1"), ..failure(libc::EAGAIN, 4) };
-    assert_eq!(diagnose(&machine, other, never).verdict().cause, Cause::Unknown);
+    assert_eq!(diagnose(&machine, other, true, never).verdict().cause, Cause::Unknown);
 
     // One device is open and one may be: that says nothing about registrations.
     let (_tree, opened) = self::machine(&[
         ("sys/fs/cgroup/user.slice/rdma.max", "mlx5_0 hca_handle=1 hca_object=100\n"),
         ("sys/fs/cgroup/user.slice/rdma.current", "mlx5_0 hca_handle=1 hca_object=9\n"),
     ]);
-    let report = diagnose(&opened, failure(libc::ENOMEM, 4), at_most(0));
+    let report = diagnose(&opened, failure(libc::ENOMEM, 4), true, at_most(0));
     let telling = ["one page of fresh memory does not register"];
     let json = check(&report, Cause::DeviceLimit, Confidence::Likely, &telling);
     assert_eq!(json["control_group"]["rdma"][0]["resource"], "hca_handle");
-    assert_eq!(diagnose(&opened, failure(libc::EAGAIN, 4), never).verdict().cause, Cause::Unknown);
+    assert_eq!(
+        diagnose(&opened, failure(libc::EAGAIN, 4), true, never).verdict().cause,
+        Cause::Unknown
+    );
 
     let mut large = failure(libc::EINVAL, 4);
     large.limits.max_mr_size = Some(large.length - 1);
     check(
-        &diagnose(&machine, large, never),
+        &diagnose(&machine, large, true, never),
         Cause::DeviceLimit,
         Confidence::Certain,
         &["NCCL_BUFFSIZE"],
     );
-    let report = diagnose(&machine, failure(libc::ENOSPC, 4), never);
+    let report = diagnose(&machine, failure(libc::ENOSPC, 4), true, never);
     check(&report, Cause::DeviceLimit, Confidence::Certain, &["100 of 100"]);
 }
 
@@ -387,13 +394,13 @@ fn placement_where_every_registration_fails() {
         "MemTotal: 125829120 kB\nMemFree: 9761756 kB\nMemAvailable: 9781756 kB\nCmaTotal: 0 kB\nCmaFree: 9751756 kB\n",
     );
     let (_tree, machine_) = machine(&[pressed, ("proc/cmdline", "kho=on")]);
-    let report = diagnose(&machine_, failure(libc::ENOMEM, 1), at_most(0));
+    let report = diagnose(&machine_, failure(libc::ENOMEM, 1), true, at_most(0));
     let telling = ["lie outside of contiguous areas", "kho=on", "boot with kho=off"];
     check(&report, Cause::Placement, Confidence::Likely, &telling);
     assert!(report.bounce_may_help());
     // The neighbour: as little to be had, and no such area.
     let (_tree, machine_) = machine(&[("proc/meminfo", "MemAvailable: 30000 kB\n")]);
-    let report = diagnose(&machine_, failure(libc::ENOMEM, 1), at_most(0));
+    let report = diagnose(&machine_, failure(libc::ENOMEM, 1), true, at_most(0));
     check(&report, Cause::KernelMemory, Confidence::Likely, &[]);
     assert!(!report.bounce_may_help());
 }
@@ -408,7 +415,7 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     let file = fs::File::create(tree.root().join("proc/self/pagemap")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &(1u64 << 63 | 1500).to_ne_bytes(), at)
         .unwrap();
-    let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), true, bad(&[0]));
     let telling = ["is frame 0x5dc in ZONE_MOVABLE", "movablecore="];
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
     assert_eq!(json["placement"]["pages"][0]["frame"], "0x5dc");
@@ -419,7 +426,7 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     let debug = "sys/kernel/debug/cma/zone one";
     tree.write(&format!("{debug}/base_pfn"), b"1500\n");
     tree.write(&format!("{debug}/count"), b"1\n");
-    let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), true, bad(&[0]));
     let telling = ["is frame 0x5dc in the contiguous area zone one"];
     let json = check(&report, Cause::Placement, Confidence::Certain, &telling);
     assert_eq!(json["placement"]["pages"][0]["cma_area"], "zone one");
@@ -431,7 +438,7 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
         let zones =
             format!("Node 0, zone Normal\n spanned 2000\n managed 900\n{cma} start_pfn: 0\n");
         tree.write("proc/zoneinfo", zones.as_bytes());
-        let report = diagnose(&machine, failure(libc::ENOMEM, 1), bad(&[0]));
+        let report = diagnose(&machine, failure(libc::ENOMEM, 1), true, bad(&[0]));
         let json = check(&report, Cause::Placement, Confidence::Possible, &[telling]);
         assert_eq!(json["placement"]["pages"][0]["zone"], "Normal");
     }
@@ -451,7 +458,7 @@ fn the_cuda_pin_is_described_by_branch() {
     ] {
         let (path, text) = driver(version);
         let (_tree, machine) = machine(&[KHO, (&path, &text)]);
-        let report = diagnose(&machine, failure(libc::ENOMEM, 8), bad(&[1]));
+        let report = diagnose(&machine, failure(libc::ENOMEM, 8), true, bad(&[1]));
         let json = check(&report, Cause::Placement, Confidence::Likely, &[expected]);
         assert_eq!(json["gpu"]["driver"]["host_pin_long_term"], word);
     }
@@ -481,10 +488,62 @@ fn the_cuda_pin_is_described_by_branch() {
 #[test]
 fn a_failure_that_does_not_repeat() {
     let (_tree, machine) = machine(&[KHO]);
-    let report = diagnose(&machine, failure(libc::ENOMEM, 8), bad(&[]));
+    let report = diagnose(&machine, failure(libc::ENOMEM, 8), true, bad(&[]));
     let telling = ["registered when it was tried again", "none if it works from now on"];
     check(&report, Cause::Placement, Confidence::Possible, &telling);
     assert!(report.transient());
+}
+
+#[test]
+fn a_short_diagnosis_comes_to_the_same_cause() {
+    let (_tree, machine_) = machine(&[("proc/self/limits", &quota()), KHO]);
+    let mut tried = 0;
+    let mut memory = bad(&[3, 7]);
+    let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), false, |addr, len| {
+        tried += 1;
+        memory(addr, len)
+    });
+    assert_eq!(tried, 3);
+    let telling = ["at least one of the 16 pages", "as the cause was told before"];
+    let json = check(&report, Cause::Placement, Confidence::Possible, &telling);
+    assert!(report.bounce_may_help() && !report.transient());
+    let probe = &json["probe"];
+    assert_eq!(probe["cut_short_by"], "told before");
+    assert_eq!((&probe["registrations"], &probe["first_failing_page"]), (&3.into(), &Value::Null));
+    for part in ["fresh_page", "fresh_range"] {
+        assert_eq!(probe[part]["worked"], true);
+    }
+    assert_eq!(probe["same_range"]["errno"], libc::ENOMEM);
+    assert_eq!(json["placement"]["pages"], Value::Array(Vec::new()));
+
+    // Every other cause, and a failure that does not repeat, rest on no pages: they are the same.
+    let short_of = |thorough, pages, most: usize| {
+        diagnose(&machine_, failure(libc::ENOMEM, pages), thorough, at_most(most)).verdict().clone()
+    };
+    for (pages, most) in
+        [(ROOM + 1, ROOM as usize * page_size()), (4, 0), (4, page_size()), (4, 1 << 30)]
+    {
+        let (short, thorough) = (short_of(false, pages, most), short_of(true, pages, most));
+        assert_eq!(short, thorough, "{pages} {most}");
+    }
+}
+
+#[test]
+fn what_was_told_of_a_device_is_known() {
+    let (_tree, machine) = machine(&[KHO]);
+    let reporter = Reporter::default();
+    let tell = |device: &str, errno, outcome: fn(String) -> Outcome| {
+        let failed = Failure { device: device.into(), ..failure(errno, 4) };
+        reporter.tell(&diagnose(&machine, failed, true, bad(&[1])), &outcome("so it is".into()));
+    };
+    assert!(!reporter.knows("mlx5_0:1"));
+    tell("mlx5_0:1", libc::EFAULT, Outcome::Fails);
+    tell("mlx5_0:1", libc::ENOSPC, Outcome::GoesOn);
+    assert!(!reporter.knows("mlx5_0:1"), "another cause");
+    tell("mlx5_0:1", libc::ENOMEM, Outcome::GoesOn);
+    assert!(reporter.knows("mlx5_0:1") && !reporter.knows("mlx5_1:1") && !reporter.knows(""));
+    tell("mlx5_1:1", libc::ENOMEM, Outcome::Fails);
+    assert!(reporter.knows("mlx5_1:1") && !reporter.knows("mlx5_1:2"));
 }
 
 fn pointer(kind: MemoryKind) -> PointerFacts {
@@ -535,7 +594,8 @@ fn bad_address_beside_peer_memory() {
     ] {
         let (_tree, machine) = machine(&[("proc/self/maps", maps)]);
         let length = 4 * page_size() as u64;
-        let report = diagnose(&machine, Failure { length, ..failure(libc::EFAULT, 4) }, never);
+        let report =
+            diagnose(&machine, Failure { length, ..failure(libc::EFAULT, 4) }, true, never);
         check(&report, Cause::BadAddress, confidence, &[telling, "mapped writable"]);
     }
     // Memory that is shared between processes is memory like any other.
@@ -553,19 +613,19 @@ fn bad_address_beside_peer_memory() {
         let mounts = if file.starts_with("/mnt") { mounts } else { "" };
         let (_tree, machine) =
             machine(&[("proc/self/maps", &maps), ("proc/self/mountinfo", mounts)]);
-        let report = diagnose(&machine, failure(libc::EFAULT, 4), never);
+        let report = diagnose(&machine, failure(libc::EFAULT, 4), true, never);
         let telling = [file, "mapped there, writable, and refused by the kernel"];
         check(&report, Cause::BadAddress, Confidence::Possible, &telling);
         let demanded =
             Failure { access: RELAXED, optional_demanded: true, ..failure(libc::EINVAL, 4) };
-        let report = diagnose(&machine, demanded, never);
+        let report = diagnose(&machine, demanded, true, never);
         check(&report, Cause::AccessFlags, Confidence::Likely, &["RELAXED_ORDERING=2"]);
-        let report = diagnose(&machine, failure(libc::EINVAL, 4), never);
+        let report = diagnose(&machine, failure(libc::EINVAL, 4), true, never);
         assert_eq!(report.verdict().cause, Cause::Unknown, "{}", report.line());
     }
     // The same errno for GPU memory without the module.
     let gpu = Failure { kind: RegionKind::Cuda, ..failure(libc::EFAULT, 4) };
-    let report_ = diagnose(&ordinary, gpu.clone(), never);
+    let report_ = diagnose(&ordinary, gpu.clone(), true, never);
     let telling = ["no peer-memory kernel module", "modprobe nvidia_peermem"];
     let json = check(&report_, Cause::PeerMemoryMissing, Confidence::Likely, &telling);
     assert_eq!(json["gpu"]["peer_memory_module"], "none");
@@ -623,7 +683,7 @@ fn dma_bufs() {
     };
     let info = |size: u64| format!("size:\t{size}\ncount:\t2\nexp_name:\tnvidia\n");
     let (_tree, good) = machine(&[("proc/self/fdinfo/33", &info(1 << 20))]);
-    let report_ = diagnose(&good, buffer(libc::EOPNOTSUPP), never);
+    let report_ = diagnose(&good, buffer(libc::EOPNOTSUPP), true, never);
     let telling = ["cannot register DMA-BUFs", "exported by nvidia", "NCCL_DMABUF_ENABLE=0"];
     let json = check(&report_, Cause::PeerMemoryMissing, Confidence::Certain, &telling);
     assert_eq!(json["gpu"]["dmabuf"]["exporter"], "nvidia");
@@ -632,28 +692,28 @@ fn dma_bufs() {
     let mut failed = buffer(libc::EINVAL);
     failed.offset = 4096;
     check(
-        &diagnose(&small, failed, never),
+        &diagnose(&small, failed, true, never),
         Cause::BadAddress,
         Confidence::Certain,
         &["from offset 4096 of a DMA-BUF of 4 KiB"],
     );
     let (_tree, file) = machine(&[("proc/self/fdinfo/33", "pos:\t0\n")]);
     check(
-        &diagnose(&file, buffer(libc::EINVAL), never),
+        &diagnose(&file, buffer(libc::EINVAL), true, never),
         Cause::BadAddress,
         Confidence::Likely,
         &["is no DMA-BUF"],
     );
     let (_tree, none) = machine(&[]);
     let json = check(
-        &diagnose(&none, buffer(libc::EBADF), never),
+        &diagnose(&none, buffer(libc::EBADF), true, never),
         Cause::BadAddress,
         Confidence::Certain,
         &["33 is not open"],
     );
     assert_eq!(json["gpu"]["descriptor_open"], false);
     check(
-        &diagnose(&none, buffer(libc::EINVAL), never),
+        &diagnose(&none, buffer(libc::EINVAL), true, never),
         Cause::BadAddress,
         Confidence::Likely,
         &["33 is not open"],
@@ -665,10 +725,10 @@ fn dma_bufs() {
     fs::create_dir(tree.root().join("proc/self/fdinfo/33")).unwrap();
     for (machine, open) in [(&blind, Value::Null), (&hidden, true.into())] {
         let telling = ["what descriptor 33 is cannot be read"];
-        let report = diagnose(machine, buffer(libc::EINVAL), never);
+        let report = diagnose(machine, buffer(libc::EINVAL), true, never);
         let json = check(&report, Cause::Unknown, Confidence::Possible, &telling);
         assert_eq!(json["gpu"]["descriptor_open"], open);
-        let report = diagnose(machine, buffer(libc::EBADF), never);
+        let report = diagnose(machine, buffer(libc::EBADF), true, never);
         check(&report, Cause::BadAddress, Confidence::Possible, &telling);
         assert!(!report.line().contains("is not open"), "{}", report.line());
     }
@@ -706,7 +766,7 @@ fn access_flags_beside_bad_address() {
         "none is needed",
     ];
     let json = check(
-        &diagnose(&ordinary, worked, never),
+        &diagnose(&ordinary, worked, true, never),
         Cause::AccessFlags,
         Confidence::Certain,
         &telling,
@@ -719,32 +779,56 @@ fn access_flags_beside_bad_address() {
 
     let demanded = Failure { optional_demanded: true, ..relaxed() };
     let telling = ["the settings demand the optional ones", "NCCL_IB_PCI_RELAXED_ORDERING=2"];
-    check(&diagnose(&ordinary, demanded, never), Cause::AccessFlags, Confidence::Likely, &telling);
+    check(
+        &diagnose(&ordinary, demanded, true, never),
+        Cause::AccessFlags,
+        Confidence::Likely,
+        &telling,
+    );
 
     // It fails without them too, and the mapping shows why, or nothing does.
     let (_tree, hole) = machine(&[("proc/self/maps", "")]);
     let failed = Failure { retry: retry(Some(libc::EINVAL)), ..relaxed() };
     check(
-        &diagnose(&hole, failed.clone(), never),
+        &diagnose(&hole, failed.clone(), true, never),
         Cause::BadAddress,
         Confidence::Certain,
         &["nothing is mapped"],
     );
     let telling = ["fails without optional access flags too"];
-    let json =
-        check(&diagnose(&ordinary, failed, never), Cause::Unknown, Confidence::Possible, &telling);
+    let json = check(
+        &diagnose(&ordinary, failed, true, never),
+        Cause::Unknown,
+        Confidence::Possible,
+        &telling,
+    );
     assert_eq!(json["request"]["retry_without_optional_flags"]["errno"], libc::EINVAL);
     // Demanded flags are what EINVAL is about, whatever is mapped there.
     let maps = "7f0000000000-7f1000000000 rw-s 00000000 08:01 77 /data/x\n";
     let (_tree, file) = machine(&[("proc/self/maps", maps)]);
     let demanded = Failure { optional_demanded: true, ..relaxed() };
-    check(&diagnose(&file, demanded, never), Cause::AccessFlags, Confidence::Likely, &[]);
+    check(&diagnose(&file, demanded, true, never), Cause::AccessFlags, Confidence::Likely, &[]);
     let plain = failure(libc::EINVAL, 4);
-    check(&diagnose(&file, plain, never), Cause::BadAddress, Confidence::Likely, &["/data/x"]);
+    check(
+        &diagnose(&file, plain, true, never),
+        Cause::BadAddress,
+        Confidence::Likely,
+        &["/data/x"],
+    );
     let empty = Failure { length: 0, ..failure(libc::EINVAL, 4) };
-    check(&diagnose(&ordinary, empty, never), Cause::BadAddress, Confidence::Certain, &["empty"]);
+    check(
+        &diagnose(&ordinary, empty, true, never),
+        Cause::BadAddress,
+        Confidence::Certain,
+        &["empty"],
+    );
     let unsupported = Failure { access: RELAXED, ..failure(libc::EOPNOTSUPP, 4) };
-    check(&diagnose(&ordinary, unsupported, never), Cause::AccessFlags, Confidence::Likely, &[]);
+    check(
+        &diagnose(&ordinary, unsupported, true, never),
+        Cause::AccessFlags,
+        Confidence::Likely,
+        &[],
+    );
 }
 
 #[test]
@@ -752,13 +836,13 @@ fn nothing_is_guessed() {
     let nowhere =
         Machine { proc: Proc::at("/no/such/folder"), sysfs: Sysfs::at("/no/such/folder") };
     for errno in [libc::EPERM, libc::EIO, libc::EAGAIN, libc::EINVAL] {
-        let report = diagnose(&nowhere, failure(errno, 4), never);
+        let report = diagnose(&nowhere, failure(errno, 4), true, never);
         assert_eq!(report.verdict().cause, Cause::Unknown, "{}", report.line());
     }
     // The limit of this process is known in any case.
     let mut bare = failure(libc::EIO, 4);
     (bare.direction, bare.peer, bare.comm) = (None, None, None);
-    let json = diagnose(&nowhere, bare, never).json();
+    let json = diagnose(&nowhere, bare, true, never).json();
     for (section, keys) in [
         ("request", &["direction", "peer", "comm", "protocol", "fd"][..]),
         ("memory", &["free_bytes", "cma_total_bytes"]),
@@ -784,7 +868,7 @@ fn quoted(text: &str) -> Vec<&str> {
 fn the_manual_lists_every_key() {
     let page = include_str!("../../../docs/registration.md");
     let (_tree, machine) = machine(&[KHO]);
-    let json = diagnose(&machine, failure(libc::ENOMEM, 16), bad(&[3])).json();
+    let json = diagnose(&machine, failure(libc::ENOMEM, 16), true, bad(&[3])).json();
     let record = page.split("## The record").nth(1).unwrap();
     let mut sections = 0;
     for (name, section) in json.as_object().unwrap() {
@@ -820,7 +904,7 @@ fn the_manual_lists_every_key() {
 #[test]
 fn the_line_says_what_failed() {
     let (_tree, machine) = machine(&[KHO]);
-    let report = diagnose(&machine, failure(libc::ENOMEM, 16), bad(&[3]));
+    let report = diagnose(&machine, failure(libc::ENOMEM, 16), true, bad(&[3]));
     let head = "ibv_reg_mr_iova2 on mlx5_0:1 failed: Cannot allocate memory (os error 12). Verdict: placement (likely): ";
     assert!(report.line().starts_with(head), "{}", report.line());
     let expected = "64 KiB (16 pages) at 0x7f0000000000, host memory, access local write, remote write, remote read, for \
@@ -859,7 +943,7 @@ fn a_cause_is_told_once_for_a_device_and_recorded_each_time() {
     let reporter = reporter(&folder);
     let tell = |device: &str, errno, outcome: fn(String) -> Outcome| {
         let failed = Failure { device: device.into(), ..failure(errno, 4) };
-        let report = diagnose(&machine, failed, bad(&[1]));
+        let report = diagnose(&machine, failed, true, bad(&[1]));
         reporter.tell(&report, &outcome("so it is".to_owned()))
     };
     let told = |device, errno| tell(device, errno, Outcome::GoesOn);
@@ -929,7 +1013,7 @@ impl tracing::Subscriber for Captured {
 #[test]
 fn one_event_tells_it_all() {
     let (tree, machine) = machine(&[KHO]);
-    let report = diagnose(&machine, failure(libc::ENOMEM, 4), bad(&[1]));
+    let report = diagnose(&machine, failure(libc::ENOMEM, 4), true, bad(&[1]));
     let captured = Captured::default();
     tracing::subscriber::with_default(captured.clone(), || {
         let here = reporter(tree.root());
@@ -970,7 +1054,7 @@ fn no_file_is_followed_or_replaced() {
     symlink(&victim, folder.join(name(0))).unwrap();
     symlink(&victim, folder.join(format!(".{}.tmp", name(0)))).unwrap();
     fs::write(folder.join(name(1)), "older").unwrap();
-    let report = diagnose(&machine, failure(libc::EIO, 4), never);
+    let report = diagnose(&machine, failure(libc::EIO, 4), true, never);
     reporter(&folder).tell(&report, &Outcome::GoesOn("the test goes on".to_owned()));
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
     assert_eq!(fs::read_to_string(folder.join(name(1))).unwrap(), "older");
@@ -983,7 +1067,7 @@ fn no_file_is_followed_or_replaced() {
 #[test]
 fn a_folder_that_is_not_there_is_no_error() {
     let (tree, machine) = machine(&[]);
-    let report = diagnose(&machine, failure(libc::EIO, 4), never);
+    let report = diagnose(&machine, failure(libc::EIO, 4), true, never);
     let reporter = reporter(&tree.root().join("absent"));
     let goes_on = Outcome::GoesOn("the test goes on".to_owned());
     assert!(reporter.tell(&report, &goes_on));
@@ -995,7 +1079,7 @@ fn a_folder_that_is_not_there_is_no_error() {
 fn this_machine_is_read() {
     let memory = crate::memory::PageOwned::new(1, crate::memory::ledger::Purpose::Probe).unwrap();
     let failed = Failure { address: memory.addr() as u64, ..failure(libc::EFAULT, 1) };
-    let report = diagnose(&Machine::default(), failed, never);
+    let report = diagnose(&Machine::default(), failed, true, never);
     let json = report.json();
     assert_eq!(json["range"]["permissions"], "rw-p");
     assert_eq!(json["range"]["unmapped_at"], Value::Null);
@@ -1033,7 +1117,7 @@ proptest! {
         tree.write("proc/self/pagemap", &bytes);
         let failed = Failure { address, length, offset, kind, fd: Some(33), own_pinned: Some(offset), ..failure(errno, 1) };
         // Small fresh memory only: what is probed is not the point here.
-        let report = diagnose(&machine, failed, at_most(0));
+        let report = diagnose(&machine, failed, true, at_most(0));
         prop_assert!(!report.line().contains(char::is_control));
         prop_assert!(report.json().is_object());
     }
