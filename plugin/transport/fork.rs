@@ -200,16 +200,15 @@ impl Fork {
             "{len} bytes at {addr:#x} in {around} do not own their pages: registering them takes {withheld} bytes from \
              forked children, {foreign} of which nobody asked for"
         );
-        let cure = "memory that begins and ends with a page needs no such choice, nor does rdma-core 51 on a kernel that \
-                    copies pinned pages (docs/fork.md). Said once for this kind of memory";
+        let cure = "Memory that begins and ends with a page avoids it; docs/fork.md. Told once for this kind of memory";
         if *how == How::Copied {
             tracing::warn!(
                 "{what}. They are copied through memory that owns its pages instead; PINRAIL_FORK_COLLATERAL=register \
-                 registers them all the same; {cure}"
+                 registers them all the same. {cure}"
             );
         } else {
             tracing::warn!(
-                "{what}. They are registered all the same ({why}), and a child that touches those pages dies; {cure}"
+                "{what}. They are registered all the same ({why}): a child that touches those pages is killed. {cure}"
             );
         }
     }
@@ -268,19 +267,16 @@ impl fmt::Display for Fork {
             Known::No => "the kernel does not copy pinned pages for a child",
             Known::Unknown => "whether the kernel copies pinned pages for a child is not known",
         };
-        let state = if self.armed {
-            "armed"
-        } else if self.expected() {
-            "not armed by pinrail but by somebody else"
-        } else {
-            "not armed"
-        };
-        let lose = match (self.marks(), self.expected()) {
-            (Known::Yes, _) => "children do not get registered pages",
-            (Known::No, _) => "children get everything",
-            (Known::Unknown, true) => "children do not get pages that are registered from here on",
-            (Known::Unknown, false) => {
-                "children get everything unless somebody else arms the library"
+        let state = if self.armed { "armed" } else { "not armed by pinrail" };
+        let lose = match (self.marks(), self.expected(), self.variables.arm()) {
+            (Known::Yes, ..) => "children do not get registered pages",
+            (Known::No, ..) => "children get all pages",
+            (Known::Unknown, true, _) => {
+                "children do not get pages that are registered from here on"
+            }
+            (Known::Unknown, false, true) => "whether children get registered pages will show",
+            (Known::Unknown, false, false) => {
+                "children get all pages unless somebody else armed the library"
             }
         };
         write!(
