@@ -5,7 +5,7 @@
 //! every other mapping. It reads anonymous memory and only asks whether the rest is mapped: to read a file's pages could
 //! mean to load or even to allocate them.
 
-use super::child::{self, Look};
+use super::child::{self, Look, Seen};
 use super::collateral::Shared;
 use super::ledger::PinLedger;
 use super::page::page_size;
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 const TIME: Duration = Duration::from_secs(2);
 /// Pages of one mapping that are read at most, spread evenly: the kernel keeps mappings whole when it forks.
 const PAGES: usize = 1 << 16;
+
+/// Further children that must miss what nothing keeps from them before it is believed.
+const CONFIRMED: u32 = 8;
 
 /// Memory that a child does not have and should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,6 +183,18 @@ fn known(range: &Range<usize>, shared: &[Shared]) -> Vec<String> {
     asked.chain(PinLedger::process().describe(range.clone())).collect()
 }
 
+/// Notes what a child missed.
+fn miss(places: &mut [Finding], seen: &Seen) {
+    for (index, hole) in &seen.holes {
+        if let Some(place) = places.get_mut(*index) {
+            place.missed = true;
+            if !place.marked {
+                place.range.start = *hole;
+            }
+        }
+    }
+}
+
 /// Looks at the memory of this process. `shared`: memory that is registered although it does not own its pages. `fork`:
 /// whether to try it with a child, which must be safe.
 ///
@@ -193,25 +208,38 @@ pub fn check(shared: Vec<Shared>, fork: bool) -> Result<Check> {
     if fork {
         let seen = child::look(&looks, TIME)?;
         (check.pages, check.finished) = (Some(seen.pages), seen.finished);
-        for (index, hole) in &seen.holes {
-            if let Some(place) = places.get_mut(*index) {
-                place.missed = true;
-                if !place.marked {
-                    place.range.start = *hole;
-                }
-            }
-        }
+        miss(&mut places, &seen);
     }
     places.retain(|place| place.marked || place.missed);
-    if !places.is_empty() {
-        // Other threads map and unmap meanwhile: what is not as it was says nothing.
-        let (_, _, again) = plan(&smaps()?, &Owners::of_process(owners.shared));
-        places.retain(|place| {
-            let same = |other: &&Finding| {
+    // Other threads map and unmap meanwhile, so that what one look at smaps, a child, and another look at smaps say may be
+    // of three different mappings. What is marked must be marked still; what is not, missing time and again.
+    let mut rounds = 0;
+    while !places.is_empty() {
+        let (_, looks, again) = plan(&smaps()?, &Owners::of_process(owners.shared.clone()));
+        let now = |place: &Finding| {
+            let inside = |other: &Finding| {
                 other.range.start <= place.range.start && place.range.end <= other.range.end
             };
-            again.iter().find(same).is_some_and(|other| other.marked == place.marked)
-        });
+            again.iter().position(inside).filter(|at| again[*at].marked == place.marked)
+        };
+        places.retain(|place| now(place).is_some());
+        rounds += 1;
+        if rounds > CONFIRMED || places.iter().all(|place| place.marked) {
+            break;
+        }
+        let looks: Vec<_> = places
+            .iter()
+            .filter_map(|place| {
+                let Range { start, end } = place.range;
+                Some(Look { start, end, ..*looks.get(now(place)?)? })
+            })
+            .collect();
+        let seen = child::look(&looks, TIME)?;
+        for place in places.iter_mut().filter(|place| !place.marked) {
+            place.missed = false;
+        }
+        miss(&mut places, &seen);
+        places.retain(|place| place.marked || place.missed);
     }
     check.findings = places;
     check.elapsed = started.elapsed();
