@@ -216,8 +216,8 @@ settings! {
         Form::Words(ForkCollateral::WORDS), default "bounce";
 
     /// 1 forks a child that looks whether it has all memory of its parent but the plugin's: after the first
-    /// registration and when the first connection closes. The log tells what is missing. Takes up to two seconds each
-    /// time.
+    /// registration, before the first connection closes, and after the last close. The log tells what is missing. Takes
+    /// up to a few seconds each time.
     fork_check: bool = "PINRAIL_FORK_CHECK", Form::Flag, default "0";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
