@@ -138,7 +138,10 @@ fn explain_as(
         comm: None,
     };
     let before = counter(c"mrs_live");
-    let report = diagnose(machine, failure, thorough, |addr, len| register(pd, addr, len));
+    let report = diagnose(machine, failure, thorough, |candidate| {
+        let (addr, len) = candidate.range();
+        register(pd, addr, len)
+    });
     assert_eq!(counter(c"mrs_live"), before, "the probe leaves nothing behind");
     println!("{}", report.line());
     report

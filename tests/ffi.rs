@@ -382,6 +382,39 @@ programs! {
         ],
         once: []
     }
+    fork {
+        each: [
+            old_kernel,
+            old_library,
+            nothing_is_withheld_without_need,
+            copies_on_an_old_kernel,
+            copies_with_an_old_library,
+            planted_on_an_old_kernel,
+        ],
+        once: [
+            planted_with_an_old_library,
+            transparent_huge_pages,
+            another_allocator,
+            a_hundred_communicators,
+            registered_all_the_same,
+            no_copies_are_allowed,
+            no_room_for_copies,
+            check_beside_threads,
+            no_check_where_a_fork_harms,
+            policies,
+            armed_by_somebody_else,
+            armed_too_late,
+        ]
+    }
+    fork_calls {
+        each: [
+            every_call_is_refused,
+            seen_complete_before,
+            children_live,
+            forks_beside_threads,
+        ],
+        once: []
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []
@@ -523,6 +556,8 @@ fn nothing_of_verbs_or_cuda_is_linked() {
         let foreign =
             ["ibv_", "rdma_", "mlx5", "cuda", "nccl"].iter().any(|prefix| name.starts_with(prefix));
         assert!(!foreign, "{name} is left to the dynamic linker");
+        // A handler would run in every child of the program, and stay when the library is gone.
+        assert!(!name.contains("atfork"), "{name}: a fork handler");
     }
 }
 

@@ -56,7 +56,17 @@ fn attempts<R>(f: impl FnOnce(&mut HashMap<u64, Box<Connecting>>) -> R) -> R {
 /// [`enter`] for everything but the data path, which has its own sign: refused in a forked child. What the objects
 /// stand for belongs to the parent, and a close here would end the parent's connection.
 fn enter_owned(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
+    enter_cleared(call, || Ok(()), body)
+}
+
+/// The same for a call with an out-pointer, which is written in a child too.
+fn enter_cleared(
+    call: &'static str,
+    clear: impl FnOnce() -> Result<(), Fault>,
+    body: impl FnOnce() -> Result<(), Fault>,
+) -> NcclResult {
     enter(call, || {
+        clear()?;
         if objects::in_child() {
             return Err(Box::new(Error::usage(
                 "called in a forked child: what the parent opened belongs to the parent",
@@ -71,10 +81,14 @@ pub(super) fn is_connecting() -> bool {
     ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|a| !a.is_empty())
 }
 
-/// [`enter_owned`] for calls that open something: what they took for it is given back if they fail and nothing else is
-/// open.
-fn enter_opening(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> NcclResult {
-    enter_owned(call, || body().inspect_err(|_| net::release(false)))
+/// [`enter_cleared`] for calls that open something: what they took for it is given back if they fail and nothing else
+/// is open.
+fn enter_opening(
+    call: &'static str,
+    clear: impl FnOnce() -> Result<(), Fault>,
+    body: impl FnOnce() -> Result<(), Fault>,
+) -> NcclResult {
+    enter_cleared(call, clear, || body().inspect_err(|_| net::release(false)))
 }
 
 #[cold]
@@ -98,8 +112,10 @@ pub(super) unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result
 
 /// init of v6 to v10.
 pub fn init(logger: Logger) -> NcclResult {
-    super::logger::set(logger);
-    enter_owned("init", || Ok(net::init(true, |_| ())?))
+    enter_owned("init", || {
+        super::logger::set(logger);
+        Ok(net::init(true, |_| ())?)
+    })
 }
 
 /// init of v11 and later.
@@ -112,10 +128,14 @@ pub unsafe fn init_context(
     traffic_class: Option<c_int>,
     logger: Logger,
 ) -> NcclResult {
-    super::logger::set(logger);
-    enter_owned("init", || {
+    let clear = || {
+        if !objects::in_child() {
+            super::logger::set(logger);
+        }
         // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }?;
+        unsafe { put(out, std::ptr::null_mut(), "the context's out-pointer") }
+    };
+    enter_cleared("init", clear, || {
         let context = net::init(false, |transport| {
             // Whoever has a context gives it back, and with it what is pinned ahead.
             transport.prepare();
@@ -164,9 +184,9 @@ unsafe fn context<'a>(pointer: Option<*mut c_void>) -> crate::error::Result<Opti
 /// # Safety
 /// See the module text.
 pub unsafe fn devices(out: *mut c_int) -> NcclResult {
-    enter_owned("devices", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, 0, "ndev") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, 0, "ndev") };
+    enter_cleared("devices", clear, || {
         // SAFETY: as above.
         unsafe { put(out, net::devices()?, "ndev") }
     })
@@ -201,9 +221,9 @@ pub unsafe fn make_virtual(
     count: c_int,
     limit: usize,
 ) -> NcclResult {
-    enter_owned("makeVDevice", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, -1, "the device's out-pointer") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, -1, "the device's out-pointer") };
+    enter_cleared("makeVDevice", clear, || {
         let count = usize::try_from(count).ok().filter(|n| (1..=limit).contains(n));
         let count = count
             .ok_or_else(|| Error::argument(format!("a fused device has 1 to {limit} members")))?;
@@ -224,9 +244,9 @@ pub unsafe fn listen(
     handle: *mut c_void,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter_opening("listen", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "listenComm") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, std::ptr::null_mut(), "listenComm") };
+    enter_opening("listen", clear, || {
         if handle.is_null() {
             return Err(null("the handle"));
         }
@@ -255,9 +275,9 @@ pub unsafe fn connect(
     out: *mut *mut c_void,
     traffic_class: Option<c_int>,
 ) -> NcclResult {
-    enter_opening("connect", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "sendComm") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, std::ptr::null_mut(), "sendComm") };
+    enter_opening("connect", clear, || {
         if handle.is_null() {
             return Err(null("the handle"));
         }
@@ -313,9 +333,9 @@ pub unsafe fn connect(
 /// # Safety
 /// See the module text.
 pub unsafe fn accept(listener: *mut c_void, out: *mut *mut c_void) -> NcclResult {
-    enter_owned("accept", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "recvComm") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, std::ptr::null_mut(), "recvComm") };
+    enter_cleared("accept", clear, || {
         // SAFETY: looked up among live objects; NCCL does not close a listener in use.
         let listener = unsafe { objects::borrow::<Mutex<Listener>>(listener) }?;
         let accepted = listener.lock().unwrap_or_else(PoisonError::into_inner).accept()?;
@@ -338,9 +358,9 @@ pub unsafe fn reg_mr(
     kind: c_int,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter_owned("regMr", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, std::ptr::null_mut(), "mhandle") };
+    enter_cleared("regMr", clear, || {
         let kind = match kind {
             PTR_HOST => RegionKind::Host,
             PTR_CUDA => RegionKind::Cuda,
@@ -374,9 +394,9 @@ pub unsafe fn reg_mr_dmabuf(
     fd: c_int,
     out: *mut *mut c_void,
 ) -> NcclResult {
-    enter_owned("regMrDmaBuf", || {
-        // SAFETY: an out-pointer of the call.
-        unsafe { put(out, std::ptr::null_mut(), "mhandle") }?;
+    // SAFETY: an out-pointer of the call.
+    let clear = || unsafe { put(out, std::ptr::null_mut(), "mhandle") };
+    enter_cleared("regMrDmaBuf", clear, || {
         if !matches!(kind, PTR_HOST | PTR_CUDA | PTR_DMABUF) {
             return Err(Box::new(Error::argument(format!("regMrDmaBuf of pointer type {kind}"))));
         }

@@ -28,6 +28,8 @@ pub enum GateState {
 }
 
 const OPEN: u32 = 1;
+/// What a child finds: no word has this value before.
+const FORKED: u32 = 0;
 
 impl GateState {
     fn from_word(word: u32) -> Self {
@@ -43,7 +45,7 @@ impl GateState {
 
     fn word(self) -> u32 {
         match self {
-            Self::Forked => 0,
+            Self::Forked => FORKED,
             Self::Open => OPEN,
             Self::PeerClosed => 2,
             Self::PeerGone => 3,
@@ -113,6 +115,12 @@ impl Gate {
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.word.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// Whether this process is a forked child.
+    #[inline(always)]
+    pub fn is_forked(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == FORKED
     }
 
     /// What the word says.

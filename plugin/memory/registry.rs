@@ -6,11 +6,12 @@
 //!
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
+use super::extent::{Extent, wraps};
 use super::ledger::{Pin, PinLedger, PinRecord};
-use super::page::{PageOwned, page_size};
+use super::page::PageOwned;
 use super::ranges::Ranges;
 use super::region::RegionKind;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
@@ -166,7 +167,7 @@ impl Registry {
 
     /// An existing registration that covers `len` bytes at `addr` with exactly `access`.
     pub fn find(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
-        let (start, end) = page_range(addr, len).ok()?;
+        let (start, end) = super::extent::page_range(addr, len).ok()?;
         let found = self.ranges().covering(start, end, access)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
@@ -183,7 +184,7 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         // Never shared with one that exists: that would be of memory which was at this address before.
-        let mut new = self.register_alone(pages.addr(), pages.len(), access)?;
+        let mut new = self.register_alone(Extent::of_own(pages), access)?;
         self.registrations.fetch_add(1, Ordering::Relaxed);
         new.shared_in = Arc::downgrade(self);
         new.memory = Some(Arc::clone(pages));
@@ -194,29 +195,27 @@ impl Registry {
 
     /// A registration made by [`Self::register_kept`] that covers `len` bytes at `addr` with exactly `access`.
     pub fn find_kept(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
-        let (start, end) = page_range(addr, len).ok()?;
+        let (start, end) = super::extent::page_range(addr, len).ok()?;
         let kept = |registered: &Registered| registered.memory.is_some();
         let found = self.ranges().covering_if(start, end, access, kept)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
     }
 
-    /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
-    /// page-rounded range.
+    /// A registration that covers these pages with exactly `access`: an existing one, or a new one.
     ///
     /// # Errors
-    /// The range wraps around the address space, or the verb fails.
+    /// The verb fails.
     pub fn register(
         self: &Arc<Self>,
-        addr: usize,
-        len: usize,
+        extent: Extent,
         kind: RegionKind,
         access: Access,
     ) -> Result<Arc<Registered>> {
-        if let Some(found) = self.find(addr, len, access) {
+        if let Some(found) = self.find(extent.start(), extent.len(), access) {
             return Ok(found);
         }
-        let mut new = self.register_range(addr, len, kind, access)?;
+        let mut new = self.register_pages(extent, kind, access)?;
         let (start, end) = (new.start, new.end);
         new.shared_in = Arc::downgrade(self);
         let new = Arc::new(new);
@@ -232,22 +231,21 @@ impl Registry {
         Ok(new)
     }
 
-    /// A new registration of host memory, in whole pages, that nobody else will be given.
+    /// A new registration of these pages of host memory that nobody else will be given.
     ///
     /// # Errors
-    /// As [`Self::register`].
-    pub fn register_alone(&self, addr: usize, len: usize, access: Access) -> Result<Registered> {
-        self.register_range(addr, len, RegionKind::Host, access)
+    /// The verb fails.
+    pub fn register_alone(&self, extent: Extent, access: Access) -> Result<Registered> {
+        self.register_pages(extent, RegionKind::Host, access)
     }
 
-    fn register_range(
+    fn register_pages(
         &self,
-        addr: usize,
-        len: usize,
+        extent: Extent,
         kind: RegionKind,
         access: Access,
     ) -> Result<Registered> {
-        let (start, end) = page_range(addr, len)?;
+        let (start, end) = (extent.start(), extent.end());
         // In the books before the kernel is asked, so that the order is right there too.
         let api = MemoryRegion::api(&self.pd, access);
         let pin = Pin::registration(&self.device, api, kind == RegionKind::Cuda);
@@ -256,6 +254,7 @@ impl Registry {
             MemoryRegion::register(&self.pd, start, end - start, access).inspect_err(|_| {
                 self.usage.failed.fetch_add(1, Ordering::Relaxed);
             })?;
+        pin.taken();
         self.usage.add((end - start) as u64);
         tracing::debug!(
             device = &*self.device,
@@ -357,7 +356,7 @@ pub fn register_owned(
         let registered = match twin.and_then(|twin| done.get(twin)) {
             Some(registered) => Arc::clone(registered),
             None => {
-                let new = registry.register_alone(pages.addr(), pages.len(), access)?;
+                let new = registry.register_alone(Extent::of_own(pages), access)?;
                 registry.registrations.fetch_add(1, Ordering::Relaxed);
                 Arc::new(new)
             }
@@ -365,21 +364,6 @@ pub fn register_owned(
         done.push(registered);
     }
     Ok(done)
-}
-
-fn wraps(addr: usize, len: usize) -> Error {
-    Error::argument(format!("the range of {len} bytes at {addr:#x} wraps around the address space"))
-}
-
-/// The whole pages that the range touches.
-fn page_range(addr: usize, len: usize) -> Result<(usize, usize)> {
-    let page = page_size();
-    let start = addr - addr % page;
-    let end = addr
-        .checked_add(len.max(1))
-        .and_then(|end| end.checked_next_multiple_of(page))
-        .ok_or_else(|| wraps(addr, len))?;
-    Ok((start, end))
 }
 
 #[cfg(test)]

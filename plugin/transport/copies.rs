@@ -156,6 +156,7 @@ mod tests {
     use super::*;
     use crate::memory::Given;
     use crate::memory::arena::Arena;
+    use crate::memory::bounce::Landing;
     use proptest::prelude::*;
 
     /// A buffer of a receiving end over memory that the test owns.
@@ -163,7 +164,8 @@ mod tests {
         // SAFETY: the slice outlives the value in these tests.
         #[allow(unsafe_code, reason = "stands in for a caller's promise")]
         let given = unsafe { Given::new(bytes.as_mut_ptr().cast(), bytes.len()) }.unwrap();
-        Arc::new(Bounced::receive(given, 1, &Arena::new(64 << 20, || None), &[]).unwrap())
+        let landing = Landing::new(&Arena::new(64 << 20, || None), &[], given.len()).unwrap();
+        Arc::new(Bounced::receive(given, 1, landing))
     }
 
     proptest! {

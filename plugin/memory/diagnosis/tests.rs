@@ -84,8 +84,9 @@ fn failure(errno: i32, pages: u64) -> Failure {
 }
 
 /// The range of the failure holds these bad pages; other memory is fine.
-fn bad(pages: &'static [u64]) -> impl FnMut(usize, usize) -> Result<(), i32> {
-    move |addr, len| {
+fn bad(pages: &'static [u64]) -> impl FnMut(Candidate<'_>) -> Result<(), i32> {
+    move |candidate| {
+        let (addr, len) = candidate.range();
         let page = page_size() as u64;
         let hit = pages.iter().any(|index| {
             let at = START + index * page;
@@ -96,11 +97,11 @@ fn bad(pages: &'static [u64]) -> impl FnMut(usize, usize) -> Result<(), i32> {
 }
 
 /// Nothing above this many bytes registers.
-fn at_most(bytes: usize) -> impl FnMut(usize, usize) -> Result<(), i32> {
-    move |_, len| if len > bytes { Err(libc::ENOMEM) } else { Ok(()) }
+fn at_most(bytes: usize) -> impl FnMut(Candidate<'_>) -> Result<(), i32> {
+    move |candidate| if candidate.range().1 > bytes { Err(libc::ENOMEM) } else { Ok(()) }
 }
 
-fn never(_: usize, _: usize) -> Result<(), i32> {
+fn never(_: Candidate<'_>) -> Result<(), i32> {
     panic!("nothing is probed for this errno")
 }
 
@@ -229,7 +230,7 @@ fn only_host_memory_counts_towards_the_quota() {
     // The limit is passed already, and for each kind fresh memory works or fails by it.
     let over = ("proc/self/status", "VmPin:\t  99999 kB\nCapEff:\t0000000000000000\n");
     let changes = [("proc/self/limits", &*quota()), over];
-    let works = |failure: &Failure| probe(failure.length, None, Bounds::default(), |_, _| Ok(()));
+    let works = |failure: &Failure| probe(failure.length, None, Bounds::default(), |_| Ok(()));
     let fails =
         |failure: &Failure| probe(failure.length, None, Bounds::default(), at_most(page_size()));
     let plain = |kind| Failure { kind, ..failure(libc::ENOMEM, 1000) };
@@ -499,9 +500,9 @@ fn a_short_diagnosis_comes_to_the_same_cause() {
     let (_tree, machine_) = machine(&[("proc/self/limits", &quota()), KHO]);
     let mut tried = 0;
     let mut memory = bad(&[3, 7]);
-    let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), false, |addr, len| {
+    let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), false, |candidate| {
         tried += 1;
-        memory(addr, len)
+        memory(candidate)
     });
     assert_eq!(tried, 3);
     let telling = ["at least one of the 16 pages", "as the cause was told before"];
@@ -734,7 +735,7 @@ fn dma_bufs() {
     }
     // Out of memory: the GPU's window, if it is known to be full.
     let probed =
-        |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_, _| Ok(())));
+        |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_| Ok(())));
     let failed = buffer(libc::ENOMEM);
     let window = Bar1 { gpu: "0000:3B:00.0".into(), total: GIB, used: GIB - 4096 };
     let full = Facts { bar1: vec![window.clone()], ..facts(&[], &failed) };
