@@ -3,6 +3,7 @@
 //! A diagnosis asks which mapping an address lies in, how large its pages are, and what a fork does
 //! to it. Unknown lines and flags are kept apart from wrong ones: a new kernel adds both.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -36,6 +37,16 @@ impl VmFlags {
     /// Whether a flag is set.
     pub fn has(&self, flag: &str) -> bool {
         self.0.iter().any(|known| known == flag.as_bytes())
+    }
+}
+
+impl fmt::Display for VmFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, flag) in self.0.iter().enumerate() {
+            let blank = if index == 0 { "" } else { " " };
+            write!(f, "{blank}{}", flag.escape_ascii())?;
+        }
+        Ok(())
     }
 }
 
@@ -195,6 +206,7 @@ VmFlags: rd ex wf um
         let smaps = Smaps::parse(TEXT);
         assert_eq!(smaps.mappings.len(), 3);
         let heap = smaps.at(0x55d0_c0a2_0fff).unwrap();
+        assert_eq!(heap.flags.to_string(), "rd wr mr mw me ac sd");
         assert_eq!((heap.path.as_str(), heap.kernel_page_size), ("[heap]", Some(4096)));
         assert!(heap.is_anonymous() && !heap.flags.has(VmFlags::DONTCOPY));
         let file = smaps.at(0x7f3a_4000_0000).unwrap();

@@ -6,14 +6,17 @@
 //!
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
+use super::inventory::{Entry, Kind};
 use super::ledger::{Pin, PinLedger, PinRecord};
 use super::page::{PageOwned, page_size};
 use super::ranges::Ranges;
+use super::region::RegionKind;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
 use crossbeam_utils::CachePadded;
+use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -27,6 +30,8 @@ pub struct Registered {
     usage: Arc<Usage>,
     // After the region: the books say that a pin is held as long as it is.
     _pin: Option<PinRecord>,
+    /// What others can read about it. After the region, too.
+    entry: Entry,
     /// Memory that is kept by whoever uses its registration. Last: nothing of it is in use or in the books any more.
     memory: Option<Arc<PageOwned>>,
 }
@@ -79,6 +84,16 @@ impl Registered {
     /// The key to give to a peer.
     pub fn rkey(&self) -> u32 {
         self.region.as_ref().map_or(0, MemoryRegion::rkey)
+    }
+
+    /// Notes that somebody asked for `len` bytes at `addr`, which it serves.
+    pub fn asked_by(&self, kind: RegionKind, addr: usize, len: usize, site: impl Display) {
+        let kind = match kind {
+            RegionKind::Host => Kind::Host,
+            RegionKind::Cuda => Kind::Cuda,
+            RegionKind::DmaBuf => Kind::DmaBuf,
+        };
+        self.entry.asked_by(kind, &(addr..addr.saturating_add(len)), site);
     }
 }
 
@@ -228,6 +243,10 @@ impl Registry {
             lkey = format_args!("{:#x}", region.lkey()),
             "registered"
         );
+        let entry = match PinLedger::process().purpose(start..end) {
+            Some(purpose) => Entry::new(&self.device, Kind::Own, start..end, start..end, purpose),
+            None => Entry::new(&self.device, Kind::Host, start..end, addr..addr + len, "regMr"),
+        };
         Ok(Registered {
             region: Some(region),
             start,
@@ -235,6 +254,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: Some(pin),
+            entry,
             memory: None,
         })
     }
@@ -275,6 +295,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: None,
+            entry: Entry::new(&self.device, Kind::DmaBuf, addr..end, addr..end, "regMrDmaBuf"),
             memory: None,
         }))
     }

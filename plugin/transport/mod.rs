@@ -35,6 +35,7 @@ use crate::memory::arena::Arena;
 use crate::memory::bounce::Chunks;
 use crate::memory::contract::Claim;
 use crate::memory::diagnosis::{Direction, Machine, Reporter};
+use crate::memory::inventory;
 use crate::memory::region::Regions;
 use crate::verbs::Verbs;
 use address::PortAddress;
@@ -81,6 +82,7 @@ impl Transport {
         if let Err(e) = host::limits::raise_nofile() {
             tracing::info!("RLIMIT_NOFILE stays as it is: {e}");
         }
+        inventory::configure(&settings.inventory);
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
         verbs.prepare_for_fork();
         let ports =
