@@ -34,6 +34,11 @@ impl VmFlags {
         Self(text.split_whitespace().filter_map(|flag| flag.as_bytes().try_into().ok()).collect())
     }
 
+    /// Whether none is set: the kernel does not list them.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether a flag is set.
     pub fn has(&self, flag: &str) -> bool {
         self.0.iter().any(|known| known == flag.as_bytes())
@@ -41,12 +46,10 @@ impl VmFlags {
 }
 
 impl fmt::Display for VmFlags {
+    /// As the kernel writes them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, flag) in self.0.iter().enumerate() {
-            let blank = if index == 0 { "" } else { " " };
-            write!(f, "{blank}{}", flag.escape_ascii())?;
-        }
-        Ok(())
+        let names: Vec<_> = self.0.iter().map(|flag| String::from_utf8_lossy(flag)).collect();
+        f.write_str(&names.join(" "))
     }
 }
 
