@@ -27,7 +27,8 @@ uint64_t softrnic_release(uint64_t n);
  * bytes_written bytes_read; parked rnr_parked held released; send_completions recv_completions error_completions
  * cq_overruns poll_nonempty async_events; modify_qp reg_mr dereg_mr registered_bytes; pinned_bytes (what live MRs count
  * against the memlock quota, whether there is one or not) migrated_pages (moved out of CMA) reg_delay_ns (time that
- * SOFTRNIC_REG_US and SOFTRNIC_REG_PAGE_NS took). Live objects: contexts_live pds_live mrs_live channels_live cqs_live
+ * SOFTRNIC_REG_US and SOFTRNIC_REG_PAGE_NS took); dontfork dofork (ranges of pages that were withheld from forked
+ * children and given back, one madvise each). Live objects: contexts_live pds_live mrs_live channels_live cqs_live
  * srqs_live qps_live. */
 uint64_t softrnic_counter(const char *name);
 

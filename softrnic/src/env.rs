@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use crate::abi::{
     GID_TYPE_IB, GID_TYPE_ROCE_V1, GID_TYPE_ROCE_V2, Gid, LINK_ETHERNET, LINK_INFINIBAND,
 };
+use crate::fork::Pair;
 use crate::ledger::placement::{GRAMMAR, Placement};
 use crate::ledger::quota::Quota;
 use table::N;
@@ -54,8 +55,8 @@ pub struct Settings {
     pub pkeys: Vec<u16>,
     /// Whether send requests are held from the start.
     pub hold: bool,
-    /// Whether the kernel is presented as one without copy-on-fork for pinned pages.
-    pub old_kernel_fork: bool,
+    /// Which kernel and library are presented when it comes to forked children.
+    pub fork: Pair,
     /// Which pages are in CMA.
     pub cma: Placement,
     /// The memlock quota.
@@ -226,7 +227,8 @@ impl Settings {
             gids: gids(link),
             pkeys: pkeys(),
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
-            old_kernel_fork: choice("FORK", &["copy-on-fork", "old-kernel"], 0) == 1,
+            fork: [Pair::CopyOnFork, Pair::OldKernel, Pair::OldLibrary]
+                [choice("FORK", &["copy-on-fork", "old-kernel", "old-library"], 0)],
             cma: cma(),
             memlock: memlock(),
             relaxed_ordering: choice("RELAXED_ORDERING", &["yes", "no"], 0) == 0,

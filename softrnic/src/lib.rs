@@ -17,6 +17,7 @@ pub mod device;
 pub mod engine;
 pub mod env;
 pub mod events;
+pub mod fork;
 pub mod index;
 pub mod ledger;
 pub mod list;

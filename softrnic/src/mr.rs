@@ -210,6 +210,11 @@ impl Mr {
         self.public.ptr()
     }
 
+    /// The pages of the process that it holds; none for a dma-buf.
+    pub fn pages(&self) -> Option<Pages> {
+        self.pages
+    }
+
     /// The pages that live regions hold: one range for each that is not a dma-buf.
     pub fn pinned() -> Vec<Pages> {
         MRS.all().iter().filter_map(|mr| mr.pages).collect()

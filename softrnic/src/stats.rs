@@ -22,7 +22,7 @@ counters! {
     SendCompletions = "send_completions", RecvCompletions = "recv_completions", ErrorCompletions = "error_completions",
     CqOverruns = "cq_overruns", PollCalls = "poll_nonempty", AsyncEvents = "async_events", RegMr = "reg_mr",
     DeregMr = "dereg_mr", RegisteredBytes = "registered_bytes", PinnedBytes = "pinned_bytes",
-    MigratedPages = "migrated_pages", RegDelayNs = "reg_delay_ns", ModifyQp = "modify_qp", SqFull = "sq_full",
+    MigratedPages = "migrated_pages", RegDelayNs = "reg_delay_ns", DontFork = "dontfork", DoFork = "dofork", ModifyQp = "modify_qp", SqFull = "sq_full",
 }
 
 static VALUES: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

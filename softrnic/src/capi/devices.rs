@@ -12,6 +12,7 @@ use crate::env::settings;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut IbvDevice {
     pointer(|| {
+        crate::fork::init_from_environment();
         let list = devices();
         // SAFETY: plain allocation; freed by `ibv_free_device_list`.
         let array: *mut *mut IbvDevice =

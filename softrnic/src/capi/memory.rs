@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::{code, guard, pointer};
 use crate::abi::*;
 use crate::context::Context;
-use crate::env::settings;
+use crate::fork;
 use crate::mr::{Mr, Registration};
 use crate::pd::Pd;
 
@@ -25,8 +25,15 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut IbvPd) -> c_int {
 fn register(pd: *mut IbvPd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> *mut IbvMr {
     pointer(|| {
         let pd = Pd::find(pd).ok_or(libc::EINVAL)?;
-        let what = Registration { va: addr.expose_provenance() as u64, len, iova, access };
-        Ok(Mr::register(&pd, &what)?.ptr())
+        let base = addr.expose_provenance();
+        let what = Registration { va: base as u64, len, iova, access };
+        if access & ACCESS_ON_DEMAND != 0 {
+            // Not pinned, so nothing to keep from children.
+            return Ok(Mr::register(&pd, &what)?.ptr());
+        }
+        fork::withhold(base, len)?;
+        let mr = Mr::register(&pd, &what).inspect_err(|_| fork::give_back(base, len))?;
+        Ok(mr.ptr())
     })
 }
 
@@ -87,10 +94,18 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     })
 }
 
-/// `ibv_dereg_mr`.
+/// `ibv_dereg_mr`. Only this gives a region's pages back to children: a region that goes with its context leaves them
+/// withheld, as the library does not learn of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut IbvMr) -> c_int {
-    code(|| Mr::find(mr).ok_or(libc::EINVAL)?.deregister())
+    code(|| {
+        let mr = Mr::find(mr).ok_or(libc::EINVAL)?;
+        mr.deregister()?;
+        if let Some(pages) = mr.pages() {
+            fork::give_back(pages.start(), pages.extent());
+        }
+        Ok(())
+    })
 }
 
 /// `ibv_rereg_mr`: not supported; the old region stays valid.
@@ -108,34 +123,30 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     -1
 }
 
-static FORK: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-
 /// `ibv_fork_init`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_fork_init() -> c_int {
-    FORK.store(true, std::sync::atomic::Ordering::Relaxed);
-    0
+    code(fork::init)
 }
 
 /// `ibv_is_fork_initialized`: 0 disabled, 1 enabled, 2 not needed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_is_fork_initialized() -> c_int {
-    guard(0, || {
-        if !settings().old_kernel_fork {
-            return 2;
-        }
-        c_int::from(FORK.load(std::sync::atomic::Ordering::Relaxed))
-    })
+    guard(fork::DISABLED, fork::status)
 }
 
-/// `ibv_dontfork_range`: what a forked child inherits is the kernel's business here.
+/// `ibv_dontfork_range`: -1 sets errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
-    0
+pub unsafe extern "C" fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int {
+    -c_int::from(code(|| fork::withhold(base.expose_provenance(), size)) != 0)
 }
 
-/// `ibv_dofork_range`.
+/// `ibv_dofork_range`: -1 sets errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
-    0
+pub unsafe extern "C" fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int {
+    let done = code(|| {
+        fork::give_back(base.expose_provenance(), size);
+        Ok(())
+    });
+    -c_int::from(done != 0)
 }

@@ -92,7 +92,7 @@ pub const TEXTS: &[Text] = &[
     Text {
         name: "FORK",
         default: "copy-on-fork",
-        doc: "copy-on-fork or old-kernel: what ibv_is_fork_initialized answers",
+        doc: "copy-on-fork (nothing is withheld from forked children), old-kernel (registered pages are, once armed) or old-library (an rdma-core before 51 on a new kernel: the same, though it says that this is not needed)",
     },
     Text {
         name: "CMA",

@@ -51,11 +51,13 @@ impl Pages {
         self.count * page_size() as u64
     }
 
-    fn start(&self) -> usize {
+    /// First address.
+    pub fn start(&self) -> usize {
         usize::try_from(self.first).unwrap_or(usize::MAX).saturating_mul(page_size())
     }
 
-    fn extent(&self) -> usize {
+    /// Bytes, as a size in memory.
+    pub fn extent(&self) -> usize {
         usize::try_from(self.bytes()).unwrap_or(usize::MAX)
     }
 
