@@ -136,16 +136,15 @@ impl Lines {
 
     /// What was asked for and what went with it.
     fn account(&mut self, indent: usize, target: &Target, one: &Withheld<'_>) {
-        if one.unexplained() > 0 {
-            let whose = match target.known.inventory() {
-                _ if one.owner == Owner::Device => return,
-                None => "by whom the inventory could tell, and there is none",
+        if one.unexplained() > 0 && one.owner != Owner::Device {
+            let why = match target.known.inventory() {
+                None => "by which registration is unknown, because there is no inventory",
                 Some(_) => {
-                    "for which no registration of pinrail is the cause: another RDMA library, or the program's own \
-                            madvise(MADV_DONTFORK)"
+                    "not by a registration of pinrail: by another RDMA library, or by the program's own \
+                     madvise(MADV_DONTFORK)"
                 }
             };
-            self.say(indent, &format!("{} withheld {whose}", bytes(one.unexplained())));
+            self.say(indent, &format!("{} withheld; {why}", bytes(one.unexplained())));
         }
         if matches!(one.owner, Owner::Given | Owner::Partly) {
             let line = format!(
@@ -199,18 +198,17 @@ impl Lines {
         self.say(0, "");
         let totals = &finding.totals;
         if totals.withheld > 0 {
-            self.say(
-                0,
-                &format!(
-                    "in all: {} withheld, of which {} are pinrail's own; {} asked for by others, {} of collateral, {} not \
-                     explained",
-                    bytes(totals.withheld),
+            let rest = match target.known.inventory() {
+                None => "who asked, and for how much of it, is unknown".into(),
+                Some(_) => format!(
+                    "{} of them pinrail's own; {} asked for by others, {} of collateral, {} not explained",
                     totals.own,
                     bytes(totals.asked),
                     totals.collateral,
                     totals.unexplained
                 ),
-            );
+            };
+            self.say(0, &format!("in all: {} withheld; {rest}", bytes(totals.withheld)));
         }
         let verdict = if finding.is_harmful() {
             self.paint(

@@ -220,8 +220,8 @@ fn the_table_names_what_it_knows() {
         "removed /dev/shm/pinrail.7",
         "0x10001000-0x10002000  4 KiB  cut out of [heap] 0x10000000-0x10021000  registered by pinrail for its caller",
         "flush scratch, mlx5_0 (registration 1)",
-        "8192 bytes withheld for which no registration of pinrail is the cause",
-        "in all: 16384 bytes withheld, of which 4096 are pinrail's own; 4 bytes asked for by others, 4092 of collateral, \
+        "8192 bytes withheld; not by a registration of pinrail",
+        "in all: 16384 bytes withheld; 4096 of them pinrail's own; 4 bytes asked for by others, 4092 of collateral, \
          8192 not explained",
         "killed by SIGSEGV",
     ] {
