@@ -127,7 +127,10 @@ fn explain(
         comm: None,
     };
     let before = counter(c"mrs_live");
-    let report = diagnose(machine, failure, |addr, len| register(pd, addr, len));
+    let report = diagnose(machine, failure, |candidate| {
+        let (addr, len) = candidate.range();
+        register(pd, addr, len)
+    });
     assert_eq!(counter(c"mrs_live"), before, "the probe leaves nothing behind");
     println!("{}", report.line());
     report

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use nccl_net_pinrail::memory::ledger::Purpose;
-use nccl_net_pinrail::memory::{PageOwned, Registry};
+use nccl_net_pinrail::memory::{Extent, PageOwned, Registry};
 use nccl_net_pinrail::verbs::context::DeviceList;
 use nccl_net_pinrail::verbs::mr::Access;
 use nccl_net_pinrail::verbs::{ProtectionDomain, Verbs};
@@ -38,7 +38,6 @@ fn counter(name: &str) -> u64 {
 #[test]
 fn registering_from_four_threads_leaves_nothing() {
     let verbs = Verbs::load(Some(&common::softrnic())).expect("the software RNIC loads");
-    verbs.prepare_for_fork();
     let list = DeviceList::get(&verbs).expect("devices are listed");
     let context = list.open(0).expect("the device opens");
     let pd = ProtectionDomain::new(&context).expect("a protection domain is made");
@@ -61,8 +60,9 @@ fn registering_from_four_threads_leaves_nothing() {
                     let first = next(PAGES);
                     let len = (1 + next(PAGES - first)) * page - next(page / 2);
                     let access = if next(2) == 0 { Access::BULK } else { Access::BULK.relaxed() };
+                    let part = Extent::of_own(&memory).part(memory.addr() + first * page, len);
                     let got = registry
-                        .register(memory.addr() + first * page, len, access)
+                        .register(part.expect("a part of the memory"), access)
                         .expect("memory of our own registers");
                     assert_ne!(got.lkey(), 0);
                     held.push(got);

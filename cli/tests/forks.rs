@@ -73,7 +73,7 @@ impl Parent {
             .env("PLUGIN", artefact("dist/libnccl-net-pinrail.so"))
             .env("SOFTRNIC_FORK", "old-kernel")
             .env("SOFTRNIC_FABRIC", &fabric)
-            // Memory that shares its pages would be kept off the device.
+            // By default the plugin keeps memory that shares its pages off the device, and there is nothing to find.
             .env("PINRAIL_FORK_COLLATERAL", "register")
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
@@ -201,6 +201,20 @@ fn four_bytes_that_the_plugin_registered_are_named() {
         (&"nothing-withheld".into(), &"absent".into())
     );
     assert_eq!(json(&[&pid, "--core-address", address], 0)["verdict"], "inherited");
+}
+
+/// What the plugin does unless it is told otherwise.
+#[test]
+fn memory_that_shares_its_pages_is_kept_off_the_device() {
+    let mut parent = Parent::start("plugin", "heap", &[("PINRAIL_FORK_COLLATERAL", "bounce")]);
+    let said = parent.line();
+    assert_eq!((&said["before"], &said["during"]), (&0.into(), &0.into()), "{said}");
+    let all = json(&[&parent.pid().to_string()], 0);
+    assert_eq!(all["verdict"], "harmless");
+    let withheld = all["withheld"].as_array().expect("a list");
+    assert!(withheld.len() >= 3 && withheld.iter().all(|one| one["owner"] == "pinrail"), "{all}");
+    parent.go_on();
+    assert_eq!(parent.line()["after"], 0);
 }
 
 #[test]

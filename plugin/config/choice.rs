@@ -91,6 +91,31 @@ pub enum RegFallback {
 }
 words!(RegFallback { Bounce = "bounce", Fail = "fail" });
 
+/// `PINRAIL_FORK`: whether the verbs library is asked to keep registered pages from forked children.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ForkPolicy {
+    /// Unless the library says that the kernel makes it unnecessary.
+    #[default]
+    Auto,
+    /// Always.
+    Arm,
+    /// Never; the user vouches that nothing forks, or that the kernel copies pinned pages for a child.
+    Never,
+}
+words!(ForkPolicy { Auto = "auto", Arm = "arm", Never = "never" });
+
+/// `PINRAIL_FORK_COLLATERAL`: what happens with host memory that shares its pages, where registering it would take those
+/// pages from forked children.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ForkCollateral {
+    /// It is copied through memory that owns its pages.
+    #[default]
+    Bounce,
+    /// It is registered all the same.
+    Register,
+}
+words!(ForkCollateral { Bounce = "bounce", Register = "register" });
+
 /// `PINRAIL_LOG`: the least important message that is still logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -137,6 +162,12 @@ mod tests {
         }
         for word in LogLevel::WORDS {
             assert_eq!(LogLevel::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in ForkPolicy::WORDS {
+            assert_eq!(ForkPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in ForkCollateral::WORDS {
+            assert_eq!(ForkCollateral::from_word(word).unwrap().to_string(), *word);
         }
         assert_eq!(LogLevel::from_word("WARN"), Some(LogLevel::Warn));
         assert_eq!(FlushPolicy::from_word("sometimes"), None);

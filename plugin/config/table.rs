@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::Given;
 use super::address::{AddrRange, Family};
-use super::choice::{FlushPolicy, LogLevel, RegFallback, RelaxedOrdering};
+use super::choice::{
+    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering,
+};
 use super::folder::Folder;
 use super::gid_index::GidIndex;
 use super::hca::HcaFilter;
@@ -202,6 +204,22 @@ settings! {
     /// the machine shows the risk; the rest is taken when it is needed.
     bounce_bytes: usize = "PINRAIL_BOUNCE_BYTES",
         counted(1 << 20, 1 << 40, Unit::Bytes), default "4294967296";
+
+    /// Whether the verbs library is asked to keep registered pages from forked children (`ibv_fork_init`) before
+    /// anything else: `auto` unless it says that this kernel makes it unnecessary, `arm`, or `never`. Without either a
+    /// device's write can change what a child sees. [fork.md](fork.md) says what to choose.
+    fork: ForkPolicy = "PINRAIL_FORK", Form::Words(ForkPolicy::WORDS), default "auto";
+
+    /// What happens with host memory that shares its pages with other data, where registering it takes those pages from
+    /// forked children: `bounce` copies through memory that owns its pages, `register` registers it all the same.
+    /// Copies need `PINRAIL_REG_FALLBACK=bounce`.
+    fork_collateral: ForkCollateral = "PINRAIL_FORK_COLLATERAL",
+        Form::Words(ForkCollateral::WORDS), default "bounce";
+
+    /// 1 forks a child that looks whether it has all memory of its parent but the plugin's: after the first
+    /// registration and when the first connection closes. The log tells what is missing. Takes up to two seconds each
+    /// time.
+    fork_check: bool = "PINRAIL_FORK_CHECK", Form::Flag, default "0";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
     /// level (`NCCL_DEBUG`) decides.

@@ -9,6 +9,7 @@ pub mod amount;
 pub mod cgroup;
 pub mod container;
 pub mod fdinfo;
+pub mod fork;
 pub mod gid;
 pub mod kernel;
 pub mod limits;

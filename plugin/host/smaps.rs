@@ -4,8 +4,8 @@
 //! to it. Unknown lines and flags are kept apart from wrong ones: a new kernel adds both.
 
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 
 use super::meminfo::kilobytes;
@@ -126,6 +126,13 @@ impl Mapping {
     }
 }
 
+/// A line of detail is "Name:  value"; a mapping's first word is an address range.
+fn detail(line: &str) -> Option<(&str, &str)> {
+    line.split_once(':').filter(|(name, _)| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    })
+}
+
 /// All mappings of a process, by ascending address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Smaps {
@@ -138,11 +145,7 @@ impl Smaps {
     pub fn parse(text: &str) -> Self {
         let mut mappings: Vec<Mapping> = Vec::new();
         for line in text.lines() {
-            // A line of detail is "Name:  value"; a mapping's first word is an address range.
-            let detail = line.split_once(':').filter(|(name, _)| {
-                !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-            });
-            match (detail, mappings.last_mut()) {
+            match (detail(line), mappings.last_mut()) {
                 (Some((name, value)), Some(mapping)) => mapping.take(name, value),
                 (Some(_), None) => {}
                 (None, _) => mappings.extend(Mapping::parse_header(line)),
@@ -150,6 +153,38 @@ impl Smaps {
         }
         mappings.sort_by_key(|mapping| mapping.range.start);
         Self { mappings }
+    }
+
+    /// The mapping of this process that holds an address. Reads no further than that: the kernel walks the pages of each
+    /// mapping whose part of the file is read.
+    pub fn find_in_self(address: u64) -> io::Result<Option<Mapping>> {
+        Self::find(BufReader::new(File::open("/proc/self/smaps")?), address)
+    }
+
+    fn find(mut file: impl BufRead, address: u64) -> io::Result<Option<Mapping>> {
+        let (mut line, mut found) = (Vec::new(), None::<Mapping>);
+        loop {
+            line.clear();
+            if file.read_until(b'\n', &mut line)? == 0 {
+                return Ok(found);
+            }
+            let text = String::from_utf8_lossy(&line);
+            let text = text.trim_end_matches('\n');
+            match (detail(text), &mut found) {
+                (Some((name, value)), Some(mapping)) => mapping.take(name, value),
+                (Some(_), None) => {}
+                // The next mapping begins: the one before is complete.
+                (None, Some(_)) => return Ok(found),
+                (None, None) => {
+                    found = Mapping::parse_header(text).filter(|m| m.range.contains(&address));
+                }
+            }
+        }
+    }
+
+    /// The mappings of this process with their names and without what the kernel has to count for each, which is cheap.
+    pub fn names_of_self() -> io::Result<Self> {
+        Self::read("/proc/self/maps")
     }
 
     /// The mappings of this process.
@@ -250,6 +285,29 @@ VmFlags: rd ex wf um
         let mapping = smaps.at(address).unwrap();
         assert!(mapping.permissions.starts_with("rw"));
         assert!(mapping.kernel_page_size.unwrap().is_power_of_two());
+    }
+
+    #[test]
+    fn one_mapping_is_found_with_its_details() {
+        let all = Smaps::parse(TEXT);
+        for mapping in &all.mappings {
+            for address in [mapping.range.start, mapping.range.end - 1] {
+                let found = Smaps::find(TEXT.as_bytes(), address).unwrap();
+                assert_eq!(found.as_ref(), Some(mapping));
+            }
+        }
+        assert_eq!(Smaps::find(TEXT.as_bytes(), 0x55d0_c0a2_1000).unwrap(), None);
+        assert_eq!(all.mappings[2].flags.to_string(), "rd ex wf um");
+    }
+
+    #[test]
+    fn names_come_without_details() {
+        let on_stack = 0u8;
+        let address = u64::try_from(std::ptr::from_ref(&on_stack).addr()).unwrap();
+        let (cheap, full) = (Smaps::names_of_self().unwrap(), Smaps::find_in_self(address));
+        let (cheap, full) = (cheap.at(address).unwrap().clone(), full.unwrap().unwrap());
+        assert_eq!((cheap.kernel_page_size, cheap.path), (None, full.path));
+        assert!(full.kernel_page_size.is_some() && !full.flags.to_string().is_empty());
     }
 
     proptest! {

@@ -16,6 +16,8 @@ pub struct Status {
     pub locked: Option<u64>,
     /// Memory present.
     pub resident: Option<u64>,
+    /// Memory present in huge pages of the pool.
+    pub hugetlb: Option<u64>,
     /// Effective capabilities.
     pub capabilities: Option<u64>,
 }
@@ -29,6 +31,7 @@ impl Status {
             match name {
                 "VmPin" => status.pinned = kilobytes(value),
                 "VmLck" => status.locked = kilobytes(value),
+                "HugetlbPages" => status.hugetlb = kilobytes(value),
                 "VmRSS" => status.resident = kilobytes(value),
                 "CapEff" => status.capabilities = u64::from_str_radix(value.trim(), 16).ok(),
                 _ => {}
@@ -62,6 +65,7 @@ mod tests {
         assert_eq!((root.resident, root.ipc_lock()), (Some(102_400), Some(true)));
         let user = Status::parse("CapEff:\t0000000000000000\nVmPin: many kB\n");
         assert_eq!((user.ipc_lock(), user.pinned), (Some(false), None));
+        assert_eq!(Status::parse("HugetlbPages:\t 2048 kB\n").hugetlb, Some(2 << 20));
         assert_eq!(Status::parse("CapEff: 4000").ipc_lock(), Some(true));
         assert_eq!(Status::parse("CapEff: zz").ipc_lock(), None);
     }

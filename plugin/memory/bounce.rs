@@ -62,7 +62,7 @@ impl Chunks {
 
 /// Where a peer writes what is meant for a buffer.
 #[derive(Debug)]
-struct Landing {
+pub struct Landing {
     lease: Lease,
     /// Bytes of one of the units.
     unit: usize,
@@ -115,7 +115,11 @@ impl Landing {
         (len + WASTE * size_of::<u64>()).div_ceil(UNITS - WASTE).next_multiple_of(LINE)
     }
 
-    fn new(arena: &Arc<Arena>, registries: &[Arc<Registry>], len: usize) -> Result<Self> {
+    /// Borrows a place for a buffer of `len` bytes.
+    ///
+    /// # Errors
+    /// See [`Arena::lend`].
+    pub fn new(arena: &Arc<Arena>, registries: &[Arc<Registry>], len: usize) -> Result<Self> {
         let unit = Self::unit(len);
         let lease = arena.lend(unit * UNITS, registries)?;
         Ok(Self {
@@ -189,13 +193,9 @@ impl Bounced {
         Self { given: Mutex::new(Some(given)), side: Side::Send(Arc::clone(chunks)) }
     }
 
-    /// A buffer of a receiving end.
-    ///
-    /// # Errors
-    /// See [`Arena::lend`].
-    pub fn receive(given: Given, arena: &Arc<Arena>, registries: &[Arc<Registry>]) -> Result<Self> {
-        let landing = Landing::new(arena, registries, given.len())?;
-        Ok(Self { given: Mutex::new(Some(given)), side: Side::Recv(landing) })
+    /// A buffer of a receiving end, whose landing place was made for its size.
+    pub fn receive(given: Given, landing: Landing) -> Self {
+        Self { given: Mutex::new(Some(given)), side: Side::Recv(landing) }
     }
 
     /// Runs `copy` unless the buffer is gone; whether it ran.
@@ -345,7 +345,7 @@ mod tests {
         let addr = sent.addr() as u64;
         let chunks = Chunks::new(&arena, &[]).unwrap();
         let out = Bounced::send(sent, &chunks);
-        let back = Bounced::receive(received, &arena, &[]).unwrap();
+        let back = Bounced::receive(received, Landing::new(&arena, &[], 64).unwrap());
         let run = back.take(addr, 64, false).unwrap();
         assert!(out.copy_in(addr, 64, 3) && back.copy_out(run, 0, addr, 64));
         out.close();

@@ -7,7 +7,7 @@
 
 use super::contract::{Claim, PinContract};
 use crate::error::{Blame, Error};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -147,6 +147,8 @@ struct Books {
     owned: BTreeMap<usize, (usize, Purpose, Pins)>,
     /// Ranges that others gave, by both ends: present while something holds them.
     given: BTreeMap<(usize, usize), Pins>,
+    /// Numbers of the pins that were taken, not only asked for.
+    taken: BTreeSet<u64>,
 }
 
 impl Books {
@@ -157,6 +159,9 @@ impl Books {
         }
         if self.given.is_empty() {
             self.given = BTreeMap::new();
+        }
+        if self.taken.is_empty() {
+            self.taken = BTreeSet::new();
         }
     }
 
@@ -182,7 +187,12 @@ pub struct PinLedger {
 }
 
 static PROCESS: PinLedger = PinLedger {
-    books: Mutex::new(Books { next: 0, owned: BTreeMap::new(), given: BTreeMap::new() }),
+    books: Mutex::new(Books {
+        next: 0,
+        owned: BTreeMap::new(),
+        given: BTreeMap::new(),
+        taken: BTreeSet::new(),
+    }),
 };
 
 /// One recorded pin. Dropping it strikes the pin out, after whoever held it has let go.
@@ -270,6 +280,7 @@ impl PinLedger {
 
     fn strike(&self, range: &Range<usize>, number: u64) {
         let mut books = self.books();
+        books.taken.remove(&number);
         let key = (range.start, range.end);
         if let Some(pins) = books.given.get_mut(&key) {
             pins.retain(|(n, _)| *n != number);
@@ -312,6 +323,34 @@ impl PinLedger {
         owned.chain(given).collect()
     }
 
+    /// Every mapping of the plugin, by ascending address.
+    pub fn owned(&self) -> Vec<(Range<usize>, Purpose)> {
+        let books = self.books();
+        books.owned.iter().map(|(start, (end, purpose, _))| (*start..*end, *purpose)).collect()
+    }
+
+    /// Every range of somebody else's memory that devices hold, by ascending address; ranges may overlap.
+    pub fn given(&self) -> Vec<Range<usize>> {
+        let books = self.books();
+        let held = |pins: &Pins| pins.iter().any(|(_, pin)| matches!(pin.by, Pinner::Device(_)));
+        let ranges = books.given.iter().filter(|(_, pins)| held(pins));
+        ranges.map(|((start, end), _)| *start..*end).collect()
+    }
+
+    /// Mappings of the plugin that a device holds by now and whose treatment by a fork nobody but the verbs library
+    /// decides, each with the number of a pin.
+    pub fn registered_own(&self) -> Vec<(Range<usize>, u64)> {
+        let books = self.books();
+        let first = |pins: &Pins| {
+            pins.iter().map(|(number, _)| *number).find(|number| books.taken.contains(number))
+        };
+        let mappings = books.owned.iter();
+        mappings
+            .filter(|(_, (_, purpose, _))| *purpose != Purpose::Application)
+            .filter_map(|(start, (end, _, pins))| Some((*start..*end, first(pins)?)))
+            .collect()
+    }
+
     /// Bytes in whole pages that registrations of this process hold, counted as the kernel counts them for the quota:
     /// each registration by itself.
     pub fn pinned_bytes(&self) -> u64 {
@@ -322,6 +361,13 @@ impl PinLedger {
         let owned = books.owned.iter().map(|(start, (end, _, pins))| (end - start, held(pins)));
         let given = books.given.iter().map(|((start, end), pins)| (end - start, held(pins)));
         owned.chain(given).map(|(bytes, times)| bytes as u64 * times).sum()
+    }
+}
+
+impl PinRecord {
+    /// What was asked for was given: from here on whoever looks finds the memory held.
+    pub fn taken(&self) {
+        self.ledger.books().taken.insert(self.number);
     }
 }
 

@@ -4,10 +4,17 @@
 pub mod arena;
 #[deny(unsafe_code)]
 pub mod bounce;
+pub mod child;
+#[deny(unsafe_code)]
+pub mod collateral;
 #[deny(unsafe_code)]
 pub mod contract;
 #[deny(unsafe_code)]
 pub mod diagnosis;
+#[deny(unsafe_code)]
+pub mod extent;
+#[deny(unsafe_code)]
+pub mod forkcheck;
 #[deny(unsafe_code)]
 pub mod gate;
 pub mod given;
@@ -18,6 +25,8 @@ mod huge;
 pub mod inventory;
 #[deny(unsafe_code)]
 pub mod ledger;
+#[deny(unsafe_code)]
+pub mod marks;
 pub mod page;
 #[deny(unsafe_code)]
 pub mod piece;
@@ -29,6 +38,7 @@ pub mod region;
 #[deny(unsafe_code)]
 pub mod registry;
 
+pub use extent::Extent;
 pub use gate::{Gate, GateState};
 pub use given::Given;
 pub use page::PageOwned;

@@ -1,6 +1,7 @@
 //! A range of memory registered on every rail of a communicator: what a memory handle (`mhandle`) points at.
 
 use super::bounce::Bounced;
+use super::collateral::Entry;
 use super::ledger::PinRecord;
 use super::registry::Registered;
 use crate::verbs::wr::Local;
@@ -51,41 +52,54 @@ struct Table {
     live: HashMap<u64, Backing>,
 }
 
+/// What is on record about the memory of a region, for as long as that may be used.
+#[derive(Debug, Default)]
+pub struct Records {
+    /// A pin that somebody else took before.
+    pub earlier: Option<PinRecord>,
+    /// That it shares its pages.
+    pub shared: Option<Entry>,
+}
+
 /// What a region needs for as long as it may be used.
 #[derive(Debug)]
-enum Backing {
-    Registered {
-        #[expect(dead_code, reason = "kept alive")]
-        registered: Vec<Arc<Registered>>,
-        /// What is recorded of a pin that somebody else took before.
-        _earlier: Option<PinRecord>,
-    },
-    Bounced(Arc<Bounced>),
+struct Backing {
+    /// Ends first.
+    _registered: Vec<Arc<Registered>>,
+    bounced: Option<Arc<Bounced>>,
+    _records: Records,
 }
 
 impl Regions {
-    /// A region over one registration per rail, in rail order, for the range the caller asked for. `earlier`: what is
-    /// recorded of a pin that somebody else took before.
+    /// A region over one registration per rail, in rail order, for the range the caller asked for.
     pub fn add(
         &self,
         addr: usize,
         len: usize,
         kind: RegionKind,
         registered: Vec<Arc<Registered>>,
-        earlier: Option<PinRecord>,
+        records: Records,
     ) -> Region {
         let region = Region::bare(addr, len, kind, &registered);
-        self.keep(region, Backing::Registered { registered, _earlier: earlier })
+        self.keep(region, Backing { _registered: registered, bounced: None, _records: records })
     }
 
     /// A region of host memory that is reached through copies.
-    pub fn add_bounced(&self, addr: usize, len: usize, bounced: Bounced) -> Region {
+    pub fn add_bounced(
+        &self,
+        addr: usize,
+        len: usize,
+        bounced: Bounced,
+        records: Records,
+    ) -> Region {
         let bounced = Arc::new(bounced);
         // Directly reachable: nothing, not even the empty range at its first address.
         let mut region = Region::bare(addr, len, RegionKind::Host, &[]);
         (region.start, region.len) = (u64::MAX, 0);
         region.bounced = Some(Arc::downgrade(&bounced));
-        self.keep(region, Backing::Bounced(bounced))
+        let backing =
+            Backing { _registered: Vec::new(), bounced: Some(bounced), _records: records };
+        self.keep(region, backing)
     }
 
     fn keep(&self, mut region: Region, backing: Backing) -> Region {
@@ -103,7 +117,7 @@ impl Drop for Region {
         let Some(home) = self.home.upgrade() else { return };
         let gone = home.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.id);
         // Verbs run here, after the lock was released.
-        if let Some(Backing::Bounced(bounced)) = gone {
+        if let Some(Backing { bounced: Some(bounced), .. }) = &gone {
             bounced.close();
         }
     }

@@ -6,12 +6,13 @@
 //!
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
+use super::extent::{Extent, wraps};
 use super::inventory::{Entry, Kind};
 use super::ledger::{Pin, PinLedger, PinRecord};
-use super::page::{PageOwned, page_size};
+use super::page::PageOwned;
 use super::ranges::Ranges;
 use super::region::RegionKind;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
@@ -153,7 +154,7 @@ impl Registry {
 
     /// An existing registration that covers `len` bytes at `addr` with exactly `access`.
     pub fn find(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
-        let (start, end) = page_range(addr, len).ok()?;
+        let (start, end) = super::extent::page_range(addr, len).ok()?;
         let found = self.ranges().covering(start, end, access)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
@@ -168,7 +169,7 @@ impl Registry {
         pages: &PageOwned,
         access: Access,
     ) -> Result<Arc<Registered>> {
-        self.register(pages.addr(), pages.len(), access)
+        self.register(Extent::of_own(pages), access)
     }
 
     /// As [`Self::register_owned`], for memory that others will register parts of: each of them is served by this
@@ -182,7 +183,7 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         // Never shared with one that exists: that would be of memory which was at this address before.
-        let mut new = self.register_alone(pages.addr(), pages.len(), access)?;
+        let mut new = self.register_alone(Extent::of_own(pages), access)?;
         new.shared_in = Arc::downgrade(self);
         new.memory = Some(Arc::clone(pages));
         let new = Arc::new(new);
@@ -191,21 +192,15 @@ impl Registry {
         Ok(new)
     }
 
-    /// A registration that covers `len` bytes at `addr` with exactly `access`: an existing one, or a new one of the
-    /// page-rounded range.
+    /// A registration that covers these pages with exactly `access`: an existing one, or a new one.
     ///
     /// # Errors
-    /// The range wraps around the address space, or the verb fails.
-    pub fn register(
-        self: &Arc<Self>,
-        addr: usize,
-        len: usize,
-        access: Access,
-    ) -> Result<Arc<Registered>> {
-        if let Some(found) = self.find(addr, len, access) {
+    /// The verb fails.
+    pub fn register(self: &Arc<Self>, extent: Extent, access: Access) -> Result<Arc<Registered>> {
+        if let Some(found) = self.find(extent.start(), extent.len(), access) {
             return Ok(found);
         }
-        let mut new = self.register_alone(addr, len, access)?;
+        let mut new = self.register_alone(extent, access)?;
         let (start, end) = (new.start, new.end);
         new.shared_in = Arc::downgrade(self);
         let new = Arc::new(new);
@@ -221,12 +216,12 @@ impl Registry {
         Ok(new)
     }
 
-    /// A new registration of the page-rounded range that nobody else will be given.
+    /// A new registration of these pages that nobody else will be given.
     ///
     /// # Errors
-    /// As [`Self::register`].
-    pub fn register_alone(&self, addr: usize, len: usize, access: Access) -> Result<Registered> {
-        let (start, end) = page_range(addr, len)?;
+    /// The verb fails.
+    pub fn register_alone(&self, extent: Extent, access: Access) -> Result<Registered> {
+        let (start, end) = (extent.start(), extent.end());
         // In the books before the kernel is asked, so that the order is right there too.
         let pin = Pin::registration(&self.device, MemoryRegion::api(&self.pd, access));
         let pin = PinLedger::process().pin(start..end, pin, &[])?;
@@ -234,6 +229,7 @@ impl Registry {
             MemoryRegion::register(&self.pd, start, end - start, access).inspect_err(|_| {
                 self.usage.failed.fetch_add(1, Ordering::Relaxed);
             })?;
+        pin.taken();
         self.usage.add((end - start) as u64);
         tracing::debug!(
             device = &*self.device,
@@ -245,7 +241,8 @@ impl Registry {
         );
         let entry = match PinLedger::process().purpose(start..end) {
             Some(purpose) => Entry::new(&self.device, Kind::Own, start..end, start..end, purpose),
-            None => Entry::new(&self.device, Kind::Host, start..end, addr..addr + len, "regMr"),
+            // Until whoever asked has said for what.
+            None => Entry::new(&self.device, Kind::Host, start..end, start..end, "regMr"),
         };
         Ok(Registered {
             region: Some(region),
@@ -322,21 +319,6 @@ impl std::fmt::Debug for Registry {
             .field("counts", &self.counts())
             .finish_non_exhaustive()
     }
-}
-
-fn wraps(addr: usize, len: usize) -> Error {
-    Error::argument(format!("the range of {len} bytes at {addr:#x} wraps around the address space"))
-}
-
-/// The whole pages that the range touches.
-fn page_range(addr: usize, len: usize) -> Result<(usize, usize)> {
-    let page = page_size();
-    let start = addr - addr % page;
-    let end = addr
-        .checked_add(len.max(1))
-        .and_then(|end| end.checked_next_multiple_of(page))
-        .ok_or_else(|| wraps(addr, len))?;
-    Ok((start, end))
 }
 
 #[cfg(test)]

@@ -143,6 +143,7 @@ mod tests {
     use super::*;
     use crate::memory::Given;
     use crate::memory::arena::Arena;
+    use crate::memory::bounce::Landing;
     use proptest::prelude::*;
 
     /// A buffer of a receiving end over memory that the test owns.
@@ -150,7 +151,8 @@ mod tests {
         // SAFETY: the slice outlives the value in these tests.
         #[allow(unsafe_code, reason = "stands in for a caller's promise")]
         let given = unsafe { Given::new(bytes.as_mut_ptr().cast(), bytes.len()) }.unwrap();
-        Arc::new(Bounced::receive(given, &Arena::new(64 << 20), &[]).unwrap())
+        let landing = Landing::new(&Arena::new(64 << 20), &[], given.len()).unwrap();
+        Arc::new(Bounced::receive(given, landing))
     }
 
     proptest! {

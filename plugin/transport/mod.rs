@@ -13,6 +13,7 @@ pub mod events;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
 pub mod flush;
+pub mod fork;
 pub mod host_memory;
 pub mod lane;
 pub mod listener;
@@ -44,6 +45,7 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use fork::{Fork, Moment};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -71,6 +73,8 @@ pub struct Transport {
     prepared: AtomicBool,
     /// How CUDA pins host memory, once somebody asked.
     cuda_contract: OnceLock<Claim>,
+    /// What forked children keep.
+    pub fork: Fork,
 }
 
 impl Transport {
@@ -84,7 +88,7 @@ impl Transport {
         }
         inventory::configure(&settings.inventory);
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
-        verbs.prepare_for_fork();
+        let fork = Fork::prepare(&verbs, &settings);
         let ports =
             if settings.disabled() { Vec::new() } else { device::discover(&verbs, &settings)? };
         let events = Events::new(settings.return_async_events);
@@ -95,6 +99,7 @@ impl Transport {
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
             cuda_contract: OnceLock::new(),
+            fork,
             machine,
             settings,
             verbs,
@@ -194,6 +199,7 @@ impl Transport {
     pub fn idle(&self) {
         self.arena.let_go();
         self.prepared.store(false, Ordering::Relaxed);
+        self.fork.check_once(Moment::Idle);
     }
 }
 
@@ -241,6 +247,13 @@ impl CommShared {
             rails,
             transport: Arc::clone(transport),
         })
+    }
+}
+
+impl Drop for CommShared {
+    /// Before the registrations end with the fields.
+    fn drop(&mut self) {
+        self.transport.fork.check_once(Moment::Closing);
     }
 }
 

@@ -2,17 +2,20 @@
 //! help reached through copies.
 
 use super::device::Rail;
+use super::fork::Moment;
 use super::{CommShared, Transport, Whose};
 use crate::config::RelaxedOrdering;
 use crate::cuda::driver::{Driver, MemoryKind};
 use crate::error::{Error, Result};
-use crate::memory::bounce::{Bounced, Chunks, copy_rate};
+use crate::memory::arena::Arena;
+use crate::memory::bounce::{Bounced, Chunks, Landing, copy_rate};
 use crate::memory::diagnosis::{
-    Attempt, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
+    Attempt, Candidate, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
 };
 use crate::memory::ledger::{Ender, Pin, PinLedger, PinRecord, Pinner, Purpose};
+use crate::memory::region::Records;
 use crate::memory::registry::{Registered, Registry};
-use crate::memory::{GateState, Given, PageOwned, Region, RegionKind};
+use crate::memory::{Extent, GateState, Given, PageOwned, Region, RegionKind};
 use crate::verbs::mr::Access;
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -26,6 +29,15 @@ struct Wanted {
     kind: RegionKind,
     /// Descriptor and offset of a DMA-BUF.
     dmabuf: Option<(i32, u64)>,
+    /// The whole pages; none of a DMA-BUF.
+    extent: Option<Extent>,
+}
+
+/// Where the copies of a buffer go.
+#[derive(Debug)]
+pub(super) enum Room {
+    Send(Arc<Chunks>),
+    Receive(Landing),
 }
 
 /// A registration that failed: on which rail, with which access, and how the second attempt ended.
@@ -77,20 +89,39 @@ impl CommShared {
         Ok(())
     }
 
-    /// Registers memory on every rail, or arranges for copies where it cannot be pinned. Safe against the data path of
-    /// the same communicator.
+    /// Registers memory on every rail, or arranges for copies where it cannot be pinned or where registering it would
+    /// take other data from forked children. Safe against the data path of the same communicator.
     ///
     /// # Errors
     /// A verb fails and copies are no way out. Why was told, with a remedy.
     pub fn register(&self, given: Given, kind: RegionKind) -> Result<Region> {
         self.refuse_in_child()?;
+        let region = self.register_given(given, kind)?;
+        self.transport.fork.check_once(Moment::Registered);
+        Ok(region)
+    }
+
+    fn register_given(&self, given: Given, kind: RegionKind) -> Result<Region> {
         let (addr, len) = (given.addr(), given.len());
+        let mut records = Records::default();
         // Memory from pinrail_host_alloc, whatever kind of pointer the caller takes it for.
         if let Some(registered) = self.known(addr, len) {
-            return Ok(self.regions.add(addr, len, kind, registered, None));
+            return Ok(self.regions.add(addr, len, kind, registered, records));
         }
-        let earlier = self.transport.earlier_pin(addr, len);
-        let wanted = Wanted { addr, len, kind, dmabuf: None };
+        let extent = Extent::of_given(&given)?;
+        let fork = &self.transport.fork;
+        let shared = (kind == RegionKind::Host).then(|| fork.shared(addr, len)).flatten();
+        if let Some(shared) = shared {
+            // Where there is no room for copies, the memory is registered after all.
+            let (entry, room) =
+                fork.enter(shared, || self.transport.fallback().map(|arena| self.room(len, arena)));
+            records.shared = Some(entry);
+            if let Some(room) = room {
+                return Ok(self.bounce(given, room, records));
+            }
+        }
+        records.earlier = self.transport.earlier_pin(addr, len);
+        let wanted = Wanted { addr, len, kind, dmabuf: None, extent: Some(extent) };
         let lacking = self.rails.iter().find(|r| !r.device.peer_memory);
         if let Some(rail) = lacking.filter(|_| kind == RegionKind::Cuda) {
             let access = self.transport.bulk_access()?;
@@ -100,10 +131,10 @@ impl CommShared {
             .with_errno(libc::EOPNOTSUPP);
             return Err(self.explain(wanted, Refused { rail, access, error, retry: None }));
         }
-        let register = |registry: &Arc<Registry>, access| registry.register(addr, len, access);
+        let register = |registry: &Arc<Registry>, access| registry.register(extent, access);
         let refused = match self.on_all_rails(wanted, register)? {
             Ok(registered) => {
-                return Ok(self.regions.add(addr, len, kind, registered, earlier));
+                return Ok(self.regions.add(addr, len, kind, registered, records));
             }
             Err(refused) => refused,
         };
@@ -112,7 +143,7 @@ impl CommShared {
             && let Ok(registered) = self.on_all_rails(wanted, register)?
         {
             tracing::info!("{}; it worked when tried again", refused.error);
-            return Ok(self.regions.add(addr, len, kind, registered, earlier));
+            return Ok(self.regions.add(addr, len, kind, registered, records));
         }
         // Memory that was pinned ahead helps against whatever keeps the kernel from giving more.
         let ahead = refused.error.errno() == Some(libc::ENOMEM)
@@ -122,24 +153,39 @@ impl CommShared {
         let Some(arena) = fallback else {
             return Err(self.transport.fails(&report, "the registration fails", refused.error));
         };
-        let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
-        let bounced = match self.whose.direction {
-            Direction::Send => self
-                .chunks(|| Chunks::new(arena, &registries))
-                .map(|chunks| Bounced::send(given, chunks)),
-            Direction::Receive => Bounced::receive(given, arena, &registries),
-        };
-        match bounced {
-            Ok(bounced) => {
-                self.whose.spare.provide();
+        match self.room(len, arena) {
+            Ok(room) => {
                 self.transport.reporter.tell(&report, &Outcome::GoesOn(meanwhile()));
-                Ok(self.regions.add_bounced(addr, len, bounced))
+                // No device holds the pages, and what was known of others' pins explained the failure.
+                Ok(self.bounce(given, room, Records::default()))
             }
             Err(e) => {
                 let what = format!("the registration fails, because copies cannot stand in: {e}");
                 Err(self.transport.fails(&report, &what, e))
             }
         }
+    }
+
+    /// What copies of a buffer of `len` bytes need.
+    fn room(&self, len: usize, arena: &Arc<Arena>) -> Result<Room> {
+        let registries: Vec<_> = self.rails.iter().map(|r| Arc::clone(&r.open.registry)).collect();
+        match self.whose.direction {
+            Direction::Send => self
+                .chunks(|| Chunks::new(arena, &registries))
+                .map(|chunks| Room::Send(Arc::clone(chunks))),
+            Direction::Receive => Landing::new(arena, &registries, len).map(Room::Receive),
+        }
+    }
+
+    /// A region that is reached through copies.
+    fn bounce(&self, given: Given, room: Room, records: Records) -> Region {
+        let (addr, len) = (given.addr(), given.len());
+        let bounced = match room {
+            Room::Send(chunks) => Bounced::send(given, &chunks),
+            Room::Receive(landing) => Bounced::receive(given, landing),
+        };
+        self.whose.spare.provide();
+        self.regions.add_bounced(addr, len, bounced, records)
     }
 
     /// The chunks that all buffers of this end are sent from.
@@ -173,12 +219,13 @@ impl CommShared {
     ) -> Result<Region> {
         self.refuse_in_child()?;
         let kind = RegionKind::DmaBuf;
-        let wanted = Wanted { addr, len, kind, dmabuf: Some((fd.as_raw_fd(), offset)) };
+        let wanted =
+            Wanted { addr, len, kind, dmabuf: Some((fd.as_raw_fd(), offset)), extent: None };
         let register = |registry: &Arc<Registry>, access| {
             registry.register_dmabuf(addr, len, fd, offset, access)
         };
         match self.on_all_rails(wanted, register)? {
-            Ok(registered) => Ok(self.regions.add(addr, len, kind, registered, None)),
+            Ok(registered) => Ok(self.regions.add(addr, len, kind, registered, Records::default())),
             Err(refused) => Err(self.explain(wanted, refused)),
         }
     }
@@ -258,10 +305,12 @@ impl Transport {
         let Ok(pages) = PageOwned::new(len, Purpose::Probe) else { return error };
         let access = Access::REMOTE_WRITE;
         for rail in rails {
-            let tried = rail.open.registry.register_alone(pages.addr(), pages.len(), access);
+            let tried = rail.open.registry.register_alone(Extent::of_own(&pages), access);
             let Err(error) = tried else { continue };
             let kind = RegionKind::Host;
-            let wanted = Wanted { addr: pages.addr(), len: pages.len(), kind, dmabuf: None };
+            let extent = Some(Extent::of_own(&pages));
+            let (addr, len) = (pages.addr(), pages.len());
+            let wanted = Wanted { addr, len, kind, dmabuf: None, extent };
             let refused = Refused { rail, access, error, retry: None };
             let report = self.diagnose(wanted, &refused, None);
             return self.fails(&report, "the connection cannot be made", refused.error);
@@ -312,8 +361,13 @@ impl Transport {
             peer: whose.map(|whose| whose.peer.to_string()),
             comm: whose.and_then(|whose| whose.comm_id),
         };
-        diagnose(&self.machine, failure, |addr, len| {
-            registry.register_alone(addr, len, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
+        diagnose(&self.machine, failure, |candidate| {
+            let extent = match candidate {
+                Candidate::Fresh(pages, len) => Extent::of_own(pages).part(pages.addr(), len),
+                Candidate::Part(addr, len) => wanted.extent.and_then(|whole| whole.part(addr, len)),
+            };
+            let extent = extent.ok_or(libc::EFAULT)?;
+            registry.register_alone(extent, *access).map_err(|e| e.errno().unwrap_or(libc::EIO))
         })
     }
 }

@@ -122,24 +122,6 @@ verbs_table! {
 }
 
 impl Verbs {
-    /// Arms the library's fork handling unless the kernel makes it unnecessary. Must come before any other verb.
-    pub fn prepare_for_fork(&self) {
-        /// `IBV_FORK_UNNEEDED`: the kernel copies pinned pages when forking.
-        const UNNEEDED: c_int = 2;
-        // SAFETY: no arguments and no preconditions.
-        if self.is_fork_initialized.is_some_and(|ask| unsafe { ask() } == UNNEEDED) {
-            return;
-        }
-        // SAFETY: no arguments; called before any memory is registered through this library by this plugin.
-        let rc = unsafe { (self.fork_init)() };
-        if rc != 0 {
-            let reason = std::io::Error::from_raw_os_error(rc.abs());
-            tracing::warn!(
-                "ibv_fork_init failed ({reason}): memory was registered before; a fork() may corrupt it"
-            );
-        }
-    }
-
     /// Whether memory can be registered with optional access bits such as relaxed ordering.
     pub fn has_optional_access(&self) -> bool {
         self.reg_mr_iova2.is_some()
@@ -148,6 +130,20 @@ impl Verbs {
     /// The library as it was asked for.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file that the linker took, with links resolved: its name tells the release.
+    pub fn file(&self) -> Option<PathBuf> {
+        // SAFETY: zeroes are a valid value: NULL pointers.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: an address inside the library, which is open, and a valid out-pointer.
+        let found = unsafe { libc::dladdr(self.fork_init as *const c_void, &raw mut info) };
+        if found == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: the linker's NUL-terminated string for an object that is open.
+        let name = unsafe { CStr::from_ptr(info.dli_fname) };
+        Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
     }
 }
 
@@ -225,5 +221,7 @@ mod tests {
     fn the_system_library_has_every_mandatory_symbol() {
         let verbs = Verbs::load(None).expect("libibverbs1 is a package of the test environment");
         assert!(verbs.reg_mr_iova2.is_some());
+        let file = verbs.file().expect("a file that is mapped");
+        assert!(file.file_name().unwrap().to_str().unwrap().starts_with("libibverbs.so.1."));
     }
 }

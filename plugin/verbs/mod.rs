@@ -8,6 +8,7 @@
 pub mod context;
 pub mod cq;
 pub mod event;
+pub mod fork;
 pub mod library;
 pub mod mr;
 pub mod pd;
@@ -18,6 +19,7 @@ pub mod wr;
 
 pub use context::{Context, PortAttr};
 pub use cq::{CompletionQueue, Completions};
+pub use fork::ForkAnswer;
 pub use library::Verbs;
 pub use mr::MemoryRegion;
 pub use pd::ProtectionDomain;

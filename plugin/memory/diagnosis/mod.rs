@@ -21,7 +21,7 @@ mod verdict;
 
 pub use facts::{Facts, Machine, Quota, RangeFacts};
 pub use failure::{Attempt, DeviceLimits, Direction, Failure, Live, access_names};
-pub use probe::{BadPages, Bounds, Probe, Trial, probe};
+pub use probe::{BadPages, Bounds, Candidate, Probe, Trial, probe};
 pub use report::{Report, diagnose};
 pub use reporter::{Outcome, Reporter};
 pub use verdict::{Cause, Confidence, Verdict};

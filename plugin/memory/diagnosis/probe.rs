@@ -15,6 +15,25 @@ use crate::memory::page::page_size;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// What a probe wants registered.
+#[derive(Clone, Copy, Debug)]
+pub enum Candidate<'a> {
+    /// So many first bytes of fresh memory.
+    Fresh(&'a PageOwned, usize),
+    /// So many bytes from an address on, of the range that failed.
+    Part(usize, usize),
+}
+
+impl Candidate<'_> {
+    /// First address and bytes.
+    pub fn range(&self) -> (usize, usize) {
+        match self {
+            Self::Fresh(pages, len) => (pages.addr(), *len),
+            Self::Part(addr, len) => (*addr, *len),
+        }
+    }
+}
+
 /// How much a probe may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -92,7 +111,7 @@ pub fn probe<G>(
     length: u64,
     range: Option<(u64, u64)>,
     bounds: Bounds,
-    register: impl FnMut(usize, usize) -> Result<G, i32>,
+    register: impl FnMut(Candidate<'_>) -> Result<G, i32>,
 ) -> Probe {
     let started = Instant::now();
     run(length, range, bounds, register, || started.elapsed())
@@ -103,7 +122,7 @@ fn run<G>(
     length: u64,
     range: Option<(u64, u64)>,
     bounds: Bounds,
-    register: impl FnMut(usize, usize) -> Result<G, i32>,
+    register: impl FnMut(Candidate<'_>) -> Result<G, i32>,
     elapsed: impl FnMut() -> Duration,
 ) -> Probe {
     let mut prober = Prober { found: Probe::default(), bounds, register, elapsed };
@@ -123,7 +142,7 @@ struct Prober<R, C> {
     elapsed: C,
 }
 
-impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober<R, C> {
+impl<G, R: FnMut(Candidate<'_>) -> Result<G, i32>, C: FnMut() -> Duration> Prober<R, C> {
     fn try_range(&mut self, start: u64, end: u64) -> Result<Trial, Spent> {
         if (self.elapsed)() >= self.bounds.time {
             self.found.cut_short = Some("time");
@@ -134,17 +153,21 @@ impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober
 
     /// As [`Self::try_range`], whatever time it is.
     fn try_late(&mut self, start: u64, end: u64) -> Result<Trial, Spent> {
+        let length = end - start;
+        match (usize::try_from(start), usize::try_from(length)) {
+            (Ok(start), Ok(length)) => self.attempt(Candidate::Part(start, length)),
+            _ => Ok(Trial { length, errno: Some(libc::EFAULT) }),
+        }
+    }
+
+    fn attempt(&mut self, candidate: Candidate<'_>) -> Result<Trial, Spent> {
         if self.found.registrations >= self.bounds.registrations {
             self.found.cut_short = Some("number of registrations");
             return Err(Spent);
         }
         self.found.registrations += 1;
-        let length = end - start;
-        let errno = match (usize::try_from(start), usize::try_from(length)) {
-            (Ok(start), Ok(length)) => (self.register)(start, length).err(),
-            _ => Some(libc::EFAULT),
-        };
-        Ok(Trial { length, errno })
+        let length = candidate.range().1 as u64;
+        Ok(Trial { length, errno: (self.register)(candidate).err() })
     }
 
     fn all(&mut self, length: u64, range: Option<(u64, u64)>) -> Result<(), Spent> {
@@ -153,13 +176,12 @@ impl<G, R: FnMut(usize, usize) -> Result<G, i32>, C: FnMut() -> Duration> Prober
             self.found.no_memory = true;
             return Ok(());
         };
-        let (start, page) = (pages.addr() as u64, page_size() as u64);
-        let one = self.try_late(start, start + page)?;
+        let one = self.attempt(Candidate::Fresh(&pages, page_size()))?;
         self.found.page = Some(one);
         if !one.worked() {
             return Ok(());
         }
-        let fresh = self.try_late(start, start + pages.len() as u64)?;
+        let fresh = self.attempt(Candidate::Fresh(&pages, pages.len()))?;
         self.found.fresh = Some(fresh);
         // What follows shall not find less free memory than there was.
         drop(pages);
@@ -307,7 +329,10 @@ mod tests {
                 64,
                 Some((START, end)),
                 bounds,
-                |addr, len| self.register(addr, len),
+                |candidate| {
+                    let (addr, len) = candidate.range();
+                    self.register(addr, len)
+                },
                 || {
                     now += step;
                     now
@@ -400,7 +425,8 @@ mod tests {
     #[test]
     fn a_range_that_fails_only_as_a_whole_names_no_page() {
         let most = 8 * page_size();
-        let register = |_, len| if len > most { Err(libc::ENOMEM) } else { Ok(()) };
+        let register =
+            |c: Candidate<'_>| if c.range().1 > most { Err(libc::ENOMEM) } else { Ok(()) };
         let end = START + 64 * page_size() as u64;
         let found = probe(page_size() as u64, Some((START, end)), Bounds::default(), register);
         assert!(found.only_whole && found.bad.is_none(), "{found:?}");
@@ -409,12 +435,14 @@ mod tests {
 
     #[test]
     fn nothing_is_searched_where_fresh_memory_fails_too() {
-        let found = probe(1 << 20, Some((START, 2 * START)), Bounds::default(), |_, _| {
+        let found = probe(1 << 20, Some((START, 2 * START)), Bounds::default(), |_| {
             Err::<(), _>(libc::ENOMEM)
         });
         assert_eq!((found.registrations, found.fresh, found.again), (1, None, None));
         assert_eq!(found.page.unwrap().errno, Some(libc::ENOMEM));
-        let small = |_, len| if len > page_size() { Err(libc::ENOMEM) } else { Ok(()) };
+        let small = |c: Candidate<'_>| {
+            if c.range().1 > page_size() { Err(libc::ENOMEM) } else { Ok(()) }
+        };
         let found = probe(1 << 20, Some((START, 2 * START)), Bounds::default(), small);
         assert!(found.page.unwrap().worked() && !found.fresh.unwrap().worked());
         assert_eq!(found.registrations, 2);
@@ -423,10 +451,10 @@ mod tests {
     #[test]
     fn fresh_memory_is_capped() {
         let bounds = Bounds { bytes: 1 << 20, ..Bounds::default() };
-        let found = probe(1 << 30, None, bounds, |_, _| Ok(()));
+        let found = probe(1 << 30, None, bounds, |_| Ok(()));
         assert_eq!(found.fresh, Some(Trial { length: 1 << 20, errno: None }));
         let bounds = Bounds { bytes: usize::MAX, ..Bounds::default() };
-        let found = probe(u64::MAX - (1 << 20), None, bounds, |_, _| Ok(()));
+        let found = probe(u64::MAX - (1 << 20), None, bounds, |_| Ok(()));
         assert!(found.no_memory && found.registrations == 0);
     }
 }

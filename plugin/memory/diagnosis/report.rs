@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, Machine};
 use super::failure::{Failure, access_names};
-use super::probe::{Bounds, Probe, probe};
+use super::probe::{Bounds, Candidate, Probe, probe};
 use super::rules::{Case, judge};
 use super::verdict::{Cause, Verdict};
 use crate::config::printable;
@@ -28,7 +28,7 @@ pub struct Report {
 pub fn diagnose<G>(
     machine: &Machine,
     failure: Failure,
-    register: impl FnMut(usize, usize) -> Result<G, i32>,
+    register: impl FnMut(Candidate<'_>) -> Result<G, i32>,
 ) -> Report {
     let time = SystemTime::now();
     let facts = Facts::gather(machine, &failure);

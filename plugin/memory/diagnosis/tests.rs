@@ -83,8 +83,9 @@ fn failure(errno: i32, pages: u64) -> Failure {
 }
 
 /// The range of the failure holds these bad pages; other memory is fine.
-fn bad(pages: &'static [u64]) -> impl FnMut(usize, usize) -> Result<(), i32> {
-    move |addr, len| {
+fn bad(pages: &'static [u64]) -> impl FnMut(Candidate<'_>) -> Result<(), i32> {
+    move |candidate| {
+        let (addr, len) = candidate.range();
         let page = page_size() as u64;
         let hit = pages.iter().any(|index| {
             let at = START + index * page;
@@ -95,11 +96,11 @@ fn bad(pages: &'static [u64]) -> impl FnMut(usize, usize) -> Result<(), i32> {
 }
 
 /// Nothing above this many bytes registers.
-fn at_most(bytes: usize) -> impl FnMut(usize, usize) -> Result<(), i32> {
-    move |_, len| if len > bytes { Err(libc::ENOMEM) } else { Ok(()) }
+fn at_most(bytes: usize) -> impl FnMut(Candidate<'_>) -> Result<(), i32> {
+    move |candidate| if candidate.range().1 > bytes { Err(libc::ENOMEM) } else { Ok(()) }
 }
 
-fn never(_: usize, _: usize) -> Result<(), i32> {
+fn never(_: Candidate<'_>) -> Result<(), i32> {
     panic!("nothing is probed for this errno")
 }
 
@@ -533,7 +534,7 @@ fn dma_bufs() {
     );
     // Out of memory: the GPU's window, if it is known to be full.
     let probed =
-        |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_, _| Ok(())));
+        |failure: &Failure| Some(probe(failure.length, None, Bounds::default(), |_| Ok(())));
     let failed = buffer(libc::ENOMEM);
     let window = Bar1 { gpu: "0000:3B:00.0".into(), total: GIB, used: GIB - 4096 };
     let full = Facts { bar1: vec![window.clone()], ..facts(&[], &failed) };

@@ -135,3 +135,23 @@ proptest! {
         prop_assert!(ledger.describe(0..usize::MAX).is_empty());
     }
 }
+
+#[test]
+fn what_is_held_by_now_is_told_apart_from_what_was_asked_for() {
+    let ledger = ledger();
+    let rail = rails(&["a"]).remove(0);
+    ledger.own(OWN, Purpose::Credits);
+    ledger.own(0x20000..0x21000, Purpose::Application);
+    assert_eq!(ledger.owned(), [(OWN, Purpose::Credits), (0x20000..0x21000, Purpose::Application)]);
+    let own = ledger.pin(OWN, registration(&rail), &[]).unwrap();
+    let other = ledger.pin(0x20000..0x21000, registration(&rail), &[]).unwrap();
+    other.taken();
+    assert_eq!(ledger.registered_own(), [], "asked for, or an application's");
+    own.taken();
+    assert!(ledger.registered_own().iter().map(|(range, _)| range).eq([&OWN]));
+    let given = ledger.pin(0x30000..0x31000, registration(&rail), &[]).unwrap();
+    let by_cuda = ledger.pin(0x40000..0x41000, cuda(Claim::Unknown), &[]).unwrap();
+    assert!(ledger.given().iter().eq([&(0x30000..0x31000)]), "what a device holds");
+    drop((own, other, given, by_cuda));
+    assert!(ledger.registered_own().is_empty() && ledger.given().is_empty());
+}

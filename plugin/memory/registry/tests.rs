@@ -1,7 +1,7 @@
 //! The registry's rules against a model that is a plain list. No device: a registration is a value that leaves the
 //! tree when it is dropped, exactly as `Registered` does.
 
-use super::page_range;
+use crate::memory::extent::page_range;
 use crate::memory::page::page_size;
 use crate::memory::ranges::Ranges;
 use crate::verbs::mr::Access;
