@@ -31,8 +31,8 @@ deps:
 	  echo "installing$$missing"; $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
 	fi
 
-# The plugin under the name NCCL looks for, and the software RNIC.
-dist: deps plugin softrnic
+# The plugin under the name NCCL looks for, the software RNIC, and the `pinrail` command.
+dist: deps plugin softrnic cli
 
 .PHONY: plugin
 plugin:
@@ -40,6 +40,13 @@ plugin:
 	@mkdir -p $(DIST)
 	@cp $(TARGET)/libnccl_net_pinrail.so $(DIST)/libnccl-net-pinrail.so.new
 	@mv $(DIST)/libnccl-net-pinrail.so.new $(DIST)/libnccl-net-pinrail.so
+
+# After the plugin, whose code it shares.
+.PHONY: cli
+cli: plugin
+	cargo build --profile $(if $(filter release,$(PROFILE)),release,dev) -p pinrail-cli
+	@cp $(TARGET)/pinrail $(DIST)/pinrail.new
+	@mv $(DIST)/pinrail.new $(DIST)/pinrail
 
 # Refreshes include/pinrail.h from plugin/capi.rs.
 header: deps

@@ -9,6 +9,7 @@
 mod address;
 mod choice;
 mod docs;
+mod folder;
 mod gid_index;
 mod hca;
 mod ifname;
@@ -26,6 +27,7 @@ use std::time::Duration;
 pub use address::{AddrRange, Family, same_prefix};
 pub use choice::{FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering};
 pub use docs::markdown;
+pub use folder::Folder;
 pub use gid_index::GidIndex;
 pub use hca::{Decision, HcaEntry, HcaFilter, Reason};
 pub use ifname::IfnameFilter;

@@ -9,6 +9,7 @@ use super::address::{AddrRange, Family};
 use super::choice::{
     FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering,
 };
+use super::folder::Folder;
 use super::gid_index::GidIndex;
 use super::hca::HcaFilter;
 use super::ifname::IfnameFilter;
@@ -227,6 +228,12 @@ settings! {
     /// A folder that gets one JSON file for each registration that failed, with everything the
     /// verdict rests on. When not set, only the log tells.
     report_dir: Option<PathBuf> = "PINRAIL_REPORT_DIR", Form::Text("a folder"), default "";
+
+    /// Where a process with registrations keeps the list of them that `pinrail forks` reads: a file
+    /// `pinrail.<pid>`, about 64 KiB, which only its user can read and which goes with the last
+    /// registration. `off` keeps none.
+    inventory: Folder = "PINRAIL_INVENTORY",
+        Form::Text("a folder (absolute path), or off"), default "/dev/shm";
 
     /// Another root for the sysfs files the plugin reads, in place of `/sys`. For tests on hosts
     /// built from files.

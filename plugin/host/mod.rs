@@ -21,6 +21,7 @@ pub mod nvidia;
 pub mod pagemap;
 pub mod pci;
 pub mod placement;
+pub mod process;
 pub mod procfs;
 pub mod smaps;
 pub mod status;

@@ -266,6 +266,7 @@ VmFlags: rd ex wf um
         let smaps = Smaps::parse(TEXT);
         assert_eq!(smaps.mappings.len(), 3);
         let heap = smaps.at(0x55d0_c0a2_0fff).unwrap();
+        assert_eq!(heap.flags.to_string(), "rd wr mr mw me ac sd");
         assert_eq!((heap.path.as_str(), heap.kernel_page_size), ("[heap]", Some(4096)));
         assert!(heap.is_anonymous() && !heap.flags.has(VmFlags::DONTCOPY));
         let file = smaps.at(0x7f3a_4000_0000).unwrap();

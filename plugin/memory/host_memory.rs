@@ -3,6 +3,7 @@
 
 use super::contract::Claim;
 use super::huge::{pool_page, transparent_page};
+use super::inventory::{Entry, Kind};
 use super::ledger::{Ender, Pin, Pinner, Purpose};
 use super::page::{PageOwned, Pages};
 use super::pinned::LongTermPinned;
@@ -38,7 +39,8 @@ pub struct HostMemory {
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept alive")]
 enum Held {
-    Plain(Arc<PageOwned>),
+    /// With its entry in the inventory: it has no registration that would have one, and children miss it as well.
+    Plain(Arc<PageOwned>, Entry),
     ByDevices(LongTermPinned),
     ByTheGpuToo(Mapped<LongTermPinned>),
 }
@@ -60,7 +62,9 @@ impl HostMemory {
         let pages = Arc::new(pages);
         let (addr, len) = (pages.addr(), pages.len());
         let (held, gpu) = if registries.is_empty() {
-            (Held::Plain(Arc::clone(&pages)), "no: nothing is pinned without a device")
+            let range = pages.range();
+            let entry = Entry::new("", Kind::Own, range.clone(), range, Purpose::Application);
+            (Held::Plain(Arc::clone(&pages), entry), "no: nothing is pinned without a device")
         } else {
             let pinned = register(&pages, registries, access, optional)?;
             if wanted.gpu {

@@ -331,6 +331,13 @@ impl PinLedger {
         books.tidy();
     }
 
+    /// What the mapping of the plugin that holds a range is for; `None`: there is none.
+    pub fn purpose(&self, range: Range<usize>) -> Option<Purpose> {
+        let mut books = self.books();
+        let start = books.owner(&range).ok()??;
+        books.owned.get(&start).map(|(_, purpose, _)| *purpose)
+    }
+
     /// What is recorded about any part of a range, a line each.
     pub fn describe(&self, range: Range<usize>) -> Vec<String> {
         let books = self.books();

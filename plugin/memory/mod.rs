@@ -22,6 +22,7 @@ pub mod given;
 pub mod host_memory;
 #[deny(unsafe_code)]
 mod huge;
+pub mod inventory;
 #[deny(unsafe_code)]
 pub mod ledger;
 #[deny(unsafe_code)]

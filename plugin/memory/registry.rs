@@ -7,6 +7,7 @@
 //! DMA-BUF registrations are not shared: their addresses are offsets that several buffers have in common.
 
 use super::extent::{Extent, wraps};
+use super::inventory::{Entry, Kind};
 use super::ledger::{Pin, PinLedger, PinRecord};
 use super::page::PageOwned;
 use super::ranges::Ranges;
@@ -16,6 +17,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
 use crossbeam_utils::CachePadded;
+use std::fmt::Display;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -30,6 +32,8 @@ pub struct Registered {
     usage: Arc<Usage>,
     // After the region: the books say that a pin is held as long as it is.
     _pin: Option<PinRecord>,
+    /// What others can read about it. After the region, too.
+    entry: Entry,
     /// Memory that is kept by whoever uses its registration. Last: nothing of it is in use or in the books any more.
     memory: Option<Arc<PageOwned>>,
 }
@@ -82,6 +86,16 @@ impl Registered {
     /// The key to give to a peer.
     pub fn rkey(&self) -> u32 {
         self.region.as_ref().map_or(0, MemoryRegion::rkey)
+    }
+
+    /// Notes that somebody asked for `len` bytes at `addr`, which it serves.
+    pub fn asked_by(&self, kind: RegionKind, addr: usize, len: usize, site: impl Display) {
+        let kind = match kind {
+            RegionKind::Host => Kind::Host,
+            RegionKind::Cuda => Kind::Cuda,
+            RegionKind::DmaBuf => Kind::DmaBuf,
+        };
+        self.entry.asked_by(kind, &(addr..addr.saturating_add(len)), site);
     }
 }
 
@@ -264,6 +278,11 @@ impl Registry {
             lkey = format_args!("{:#x}", region.lkey()),
             "registered"
         );
+        let entry = match PinLedger::process().purpose(start..end) {
+            Some(purpose) => Entry::new(&self.device, Kind::Own, start..end, start..end, purpose),
+            // Until whoever asked has said for what.
+            None => Entry::new(&self.device, Kind::Host, start..end, start..end, "regMr"),
+        };
         Ok(Registered {
             region: Some(region),
             start,
@@ -271,6 +290,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: Some(pin),
+            entry,
             memory: None,
         })
     }
@@ -311,6 +331,7 @@ impl Registry {
             shared_in: Weak::new(),
             usage: Arc::clone(&self.usage),
             _pin: None,
+            entry: Entry::new(&self.device, Kind::DmaBuf, addr..end, addr..end, "regMrDmaBuf"),
             memory: None,
         }))
     }

@@ -36,6 +36,7 @@ use crate::memory::arena::Arena;
 use crate::memory::bounce::Chunks;
 use crate::memory::contract::Claim;
 use crate::memory::diagnosis::{Direction, Machine, Reporter};
+use crate::memory::inventory;
 use crate::memory::region::Regions;
 use crate::verbs::Verbs;
 use address::PortAddress;
@@ -85,6 +86,7 @@ impl Transport {
         if let Err(e) = host::limits::raise_nofile() {
             tracing::info!("RLIMIT_NOFILE stays as it is: {e}");
         }
+        inventory::configure(&settings.inventory);
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
         let fork = Fork::prepare(&verbs, &settings);
         let ports =

@@ -18,6 +18,7 @@ use crate::memory::region::Records;
 use crate::memory::registry::{Registered, Registry};
 use crate::memory::{Extent, GateState, Given, PageOwned, Region, RegionKind};
 use crate::verbs::mr::Access;
+use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -56,6 +57,18 @@ impl<'a> Refused<'a> {
 }
 
 type Registrations = Vec<Arc<Registered>>;
+
+/// Who asks for a registration, in the inventory: which end of which communicator, and whose peer.
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = match self.direction {
+            Direction::Send => "sends to",
+            Direction::Receive => "receives from",
+        };
+        write!(f, "regMr: {end} {} pid {}", self.peer.host, self.peer.pid)?;
+        self.comm_id.map_or(Ok(()), |id| write!(f, ", communicator {id:#x}"))
+    }
+}
 
 impl Transport {
     /// The access that bulk memory is registered with.
@@ -257,7 +270,11 @@ impl CommShared {
         let all = |access| -> std::result::Result<Registrations, (&Rail, Error)> {
             self.rails
                 .iter()
-                .map(|rail| register(&rail.open.registry, access).map_err(|e| (rail, e)))
+                .map(|rail| {
+                    let new = register(&rail.open.registry, access).map_err(|e| (rail, e))?;
+                    new.asked_by(wanted.kind, wanted.addr, wanted.len, &self.whose);
+                    Ok(new)
+                })
                 .collect()
         };
         let (rail, error) = match all(access) {

@@ -1,0 +1,48 @@
+//! How commands write: colour only where a person looks, and an end of the reader is no failure.
+
+use std::io::{IsTerminal, Write};
+
+/// A style of text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Something is wrong.
+    Bad,
+    /// Nothing is.
+    Good,
+    /// What to look at.
+    Strong,
+}
+
+/// Whether and how to use colour.
+#[derive(Debug, Clone, Copy)]
+pub struct Colour(bool);
+
+impl Colour {
+    /// On a terminal, unless `NO_COLOR` is set.
+    pub fn of_stdout() -> Self {
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self(std::io::stdout().is_terminal() && !refused)
+    }
+
+    /// Never.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        Self(false)
+    }
+
+    /// Text in a style.
+    pub fn paint(self, style: Style, text: &str) -> String {
+        let code = match style {
+            Style::Bad => "31",
+            Style::Good => "32",
+            Style::Strong => "1",
+        };
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// Writes text to the standard output. A reader that has gone away has seen enough.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
