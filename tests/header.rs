@@ -111,6 +111,7 @@ fn the_example_says_why_not() {
     let lines: Vec<&str> = errors.lines().collect();
     let [told, said] = lines[..] else { panic!("{errors}") };
     // Without a logger the plugin's own line goes to stderr too.
-    assert!(told.starts_with("NET/pinrail: pinrail_host_alloc: ibv_reg_mr"), "{told}");
+    assert!(told.starts_with("NET/pinrail: ibv_reg_mr") && told.contains("Verdict: "), "{told}");
+    assert!(told.contains("Meanwhile: the program gets no memory"), "{told}");
     assert_eq!(said, "pinrail_host_alloc: Cannot allocate memory");
 }

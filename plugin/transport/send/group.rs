@@ -6,7 +6,7 @@
 use super::{SendComm, out_of_region};
 use crate::error::{Error, Fault};
 use crate::memory::Region;
-use crate::memory::bounce::{Bounced, CHUNK, CHUNKS};
+use crate::memory::bounce::{Bounced, CHUNK};
 use crate::memory::region::MAX_RAILS;
 use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
@@ -18,6 +18,9 @@ use std::sync::Arc;
 
 /// Work requests posted with one doorbell.
 pub(super) const CHAIN: usize = 16;
+
+/// Bytes after which a call copies no more.
+const AT_ONCE: u64 = 4 << 20;
 
 /// One message waiting to be posted.
 #[derive(Clone, Copy, Debug)]
@@ -202,14 +205,13 @@ impl SendComm {
         let lanes = self.route.lanes.len();
         // A device that completes as fast as the host copies would keep this call for the whole message. The completion
         // of the last copy resumes here.
-        let mut copies = CHUNKS;
+        let copied = self.copied_bytes;
         while cursor.part < cursor.parts {
             let index = (self.lane + cursor.part as usize) % lanes;
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
-                if copies == 0 {
+                if self.copied_bytes - copied >= AT_ONCE {
                     break;
                 }
-                copies -= 1;
                 // A chunk that is free again is still in the cache.
                 self.reclaim()?;
             }
