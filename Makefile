@@ -17,6 +17,7 @@ all: dist
 include bench/bench.mk
 include softrnic/softrnic.mk
 include ffi-tests/ffi.mk
+include demo/demo.mk
 include lab/lab.mk
 include fuzz/fuzz.mk
 

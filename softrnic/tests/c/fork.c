@@ -162,14 +162,18 @@ static void child_reads(const char *what, const volatile char *where)
 /* Four bytes of the heap are registered; a child reads what happens to lie beside them. */
 static void heap(void)
 {
-    int *word = malloc(sizeof *word);
-    char *neighbour = NULL;
-    for (int i = 0; i < 100000 && (size_t)neighbour / page != (size_t)word / page; i++)
+    int *word;
+    char *neighbour;
+    int tries = 0;
+    open_device();
+    /* Freed blocks come first, from anywhere; then fresh ones, side by side. */
+    do {
+        word = malloc(sizeof *word);
         neighbour = calloc(1, 32);
-    if ((size_t)neighbour / page != (size_t)word / page)
+    } while ((size_t)neighbour / page != (size_t)word / page && ++tries < 100000);
+    if (tries == 100000)
         die("no neighbour on the page");
     size_t before = withheld_bytes();
-    open_device();
     struct ibv_mr *mr = ibv_reg_mr(pd, word, sizeof *word, IBV_ACCESS_LOCAL_WRITE);
     if (!mr)
         die("ibv_reg_mr");
