@@ -92,14 +92,29 @@ static void everything(int version, enum forks forks, int advice)
     CHECK_EQ(withheld(NULL, 0), 0);
     child_reads_canaries();
     desk_lay(&desk, HUGE, advice);
+    /* Two that share their pages with canaries, registered while children look. */
+    enum { SMALL = 700 };
+    uint8_t *from = malloc(SMALL), *to = malloc(SMALL);
+    void *from_mr = register_host(&desk.net, desk.pair.send, from, SMALL);
+    void *to_mr = register_host(&desk.net, desk.pair.recv, to, SMALL);
     canaries_plant(3000); /* on what was free beside the plugin's objects, too */
     for (int i = 0; i < 5; i++) {
         desk_message(&desk, 1 + (size_t)i * 300000, (uint64_t)i);
-        pair_message(&desk.pair, 5000, i, (uint64_t)i); /* between buffers that do not own their pages */
+        pattern_fill(from, SMALL, (uint64_t)i);
+        void *receive = irecv(&desk.net, desk.pair.recv, to, SMALL, i, to_mr);
+        void *send = isend(&desk.net, desk.pair.send, from, SMALL, i, from_mr);
+        CHECK_EQ(wait_size(&desk.net, send), SMALL);
+        CHECK_EQ(wait_size(&desk.net, receive), SMALL);
+        CHECK_EQ(pattern_mismatch(to, SMALL, (uint64_t)i), -1);
+        pair_message(&desk.pair, 5000, i, (uint64_t)i);
     }
     CHECK(desk_withheld(&desk) > 2 * HUGE); /* the plugin's own are among them */
     if (advice) CHECK(mapping_has(desk.from, "hg") && mapping_has(desk.to, "hg"));
     child_reads_canaries();
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.send, from_mr));
+    CHECK_OK(net_dereg_mr(&desk.net, desk.pair.recv, to_mr));
+    free(from);
+    free(to);
     desk_clear(&desk);
     child_reads_canaries();
     net_stop(&desk.net);

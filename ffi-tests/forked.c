@@ -48,6 +48,7 @@ static int mappings(struct mapping **all)
             memcpy(room[count++].rights, rights, sizeof rights);
         } else if (strncmp(line, "VmFlags:", 8) == 0) {
             CHECK(count > 0);
+            line[strcspn(line, "\n")] = 0;
             snprintf(room[count - 1].flags, sizeof room->flags, " %.150s", line + 9);
         }
     }

@@ -115,7 +115,7 @@ compile() {
 compile_cases() {
     local name=$1 source=$2 included=$repo/ffi-tests/$3 file
     shift 3
-    local objects=("$repo"/target/ffi-tests/{harness,payload,observe,net,pair,softrnic}.o)
+    local objects=("$repo"/target/ffi-tests/{harness,payload,observe,net,pair,softrnic,forked}.o)
     [ -d "$repo/target/ffi-tests" ] || die "no $repo/target/ffi-tests: run make -f ffi-tests/ffi.mk"
     mkdir -p "$(dirname "$out/bin/$name")"
     for file in "${objects[@]}" "$included"; do

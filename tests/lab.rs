@@ -95,6 +95,8 @@ fn the_plugin_moves_data_through_the_kernel() {
         "rxe:fused_to_one",
         "rxe:fused_flush_4_qps",
         "rxe:long_messages",
+        "rxe:children_have_everything",
+        "fork_calls:children_live:v12",
     ];
     list("ffi", &[&["--timeout", "400", "--"], &cases[..]].concat());
 }

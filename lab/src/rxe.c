@@ -1,7 +1,7 @@
 /*
  * What ffi-tests has for the software RNIC only, in a form for rxe0 and rxe1: fused devices (rails.c wants eight),
- * flushes whose READs nobody counts, messages above the device's limit, and objects as the kernel counts them. lab/ffi
- * builds it and runs it as one more program of ffi-tests.
+ * flushes whose READs nobody counts, messages above the device's limit, objects as the kernel counts them, and forked
+ * children of a process whose pages the distribution's library withholds. lab/ffi builds it and runs it as one more program of ffi-tests.
  */
 #define ffi_cases of_eight_devices
 #define fused of_eight
@@ -10,6 +10,8 @@
 #undef ffi_cases
 
 #include <stdio.h>
+
+#include "forked.h"
 
 /* A device made of both. */
 static int both(struct net *net, int version)
@@ -153,7 +155,44 @@ static void no_object_is_left(int version)
     }
 }
 
+/* ---- children ------------------------------------------------------------------------------------------------ */
+
+/* Whether the distribution's library takes registered pages from children, as it does before rdma-core 51 when it is asked. */
+static bool marks(void)
+{
+    const char *file = realpath(softrnic_path(), NULL), *release = file ? strstr(file, ".so.1.") : NULL;
+    int private_version, major = 0;
+    if (!release || sscanf(release, ".so.1.%d.%d.", &private_version, &major) != 2) FAIL("which release is %s?", file);
+    return major < 51;
+}
+
+static void children(int version)
+{
+    struct net net;
+    struct pair pair;
+    setenv("RDMAV_FORK_SAFE", "1", 1);
+    setenv("PINRAIL_FORK_CHECK", "1", 1);
+    canaries_plant(2000);
+    net_start(&net, version);
+    pair_open(&net, 0, &pair);
+    canaries_plant(2000);
+    for (int i = 0; i < 3; i++) pair_message(&pair, 5000, i, (uint64_t)i); /* between buffers that share their pages */
+    CHECK_EQ(withheld(NULL, 0) > 0, marks());
+    CHECK_EQ(log_matches_since(0, "do not own their pages") > 0, marks());
+    child_reads_canaries();
+    pair_close(&pair);
+    net_stop(&net);
+    CHECK_EQ(withheld(NULL, 0), 0);
+    child_reads_canaries();
+    CHECK_EQ(log_matches_since(0, ": clean;"), 3);
+}
+
+static void children_have_everything(int version) { (void)version; children(12); }
+static void children_have_everything_in_v9(int version) { (void)version; children(9); }
+
 const struct ffi_case ffi_cases[] = {
+    ONCE(children_have_everything),
+    ONCE(children_have_everything_in_v9),
     ONCE(fused),
     ONCE(fused_in_v9),
     ONCE(fused_in_v11),
