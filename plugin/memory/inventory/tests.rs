@@ -263,3 +263,26 @@ fn a_forked_child_leaves_the_parents_file_alone() {
     assert_eq!(of("parent"), before);
     assert_eq!(of("child"), []);
 }
+
+/// The kernel would end a process that makes a file longer than it may.
+#[test]
+#[allow(unsafe_code, reason = "a test forks")]
+fn a_limit_on_files_is_an_error_and_no_signal() {
+    let folder = crate::host::tree::Tree::new(&[]);
+    // SAFETY: the child uses memory and files only, which fork leaves in order, and leaves through _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+        // SAFETY: a valid structure.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } == 0;
+        let refused = table(&folder).is_err_and(|reason| reason.contains("too large"));
+        // SAFETY: no destructor of the parent's state may run in the child.
+        unsafe { libc::_exit(i32::from(!(limited && refused))) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child and a valid out-pointer.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert_eq!(std::fs::read_dir(folder.root()).unwrap().count(), 0);
+}
