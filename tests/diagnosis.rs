@@ -170,7 +170,7 @@ fn the_matrix_of_two_pins() {
     }
     let report = explain(&pd, &machine, b.addr(), b.len(), 0);
     assert_eq!(report.verdict().cause, Cause::Placement);
-    assert!(report.bounce_may_help() && !report.transient());
+    assert!(report.bounce_may_help(false) && !report.transient());
     let json = report.json();
     let at = |page: usize| {
         format!("{:#x}", b.addr() + page * nccl_net_pinrail::memory::page::page_size())
@@ -182,7 +182,7 @@ fn the_matrix_of_two_pins() {
     // The short form names no page and the same cause.
     let report = explain_as(&pd, &machine, b.addr(), b.len(), 0, false);
     assert_eq!(report.verdict().cause, Cause::Placement);
-    assert!(report.bounce_may_help() && !report.transient());
+    assert!(report.bounce_may_help(false) && !report.transient());
     let json = report.json();
     assert_eq!(json["probe"]["registrations"], 3);
     assert_eq!(json["probe"]["cut_short_by"], "told before");

@@ -11,10 +11,10 @@ pub mod container;
 pub mod fdinfo;
 pub mod fork;
 pub mod gid;
+pub mod headroom;
 pub mod kernel;
 pub mod limits;
 pub mod meminfo;
-pub mod memory;
 pub mod mounts;
 pub mod netif;
 pub mod nvidia;
@@ -31,5 +31,5 @@ pub(crate) mod tree;
 pub mod zones;
 
 pub use amount::amount;
-pub use memory::memory_left;
+pub use headroom::headroom;
 pub use placement::placement_risk;

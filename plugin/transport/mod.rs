@@ -96,7 +96,7 @@ impl Transport {
         let transport = Arc::new(Self {
             arena: {
                 let Machine { proc, sysfs } = machine.clone();
-                Arena::new(settings.bounce_bytes, move || host::memory_left(&proc, sysfs.root()))
+                Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()))
             },
             reporter: Reporter::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
@@ -215,8 +215,7 @@ impl Transport {
     fn spare_memory(&self, devices: usize) -> (usize, &'static str) {
         let Machine { proc, sysfs } = &self.machine;
         let share = |left: u64, of: u64| usize::try_from(left / of).unwrap_or(usize::MAX);
-        let memory =
-            host::memory_left(proc, sysfs.root()).map_or(usize::MAX, |left| share(left, 8));
+        let memory = host::headroom(proc, sysfs.root()).map_or(usize::MAX, |left| share(left, 8));
         let status = host::status::Status::read(proc);
         let limit = host::limits::memlock_of(proc).soft;
         let quota = match (limit, status.ipc_lock()) {

@@ -11,7 +11,7 @@ use crate::host;
 use crate::memory::arena::Arena;
 use crate::memory::bounce::{Bounced, Chunks, Landing, copy_rate};
 use crate::memory::diagnosis::{
-    Attempt, Candidate, Cause, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
+    Attempt, Candidate, DeviceLimits, Direction, Failure, Live, Outcome, Report, diagnose,
 };
 use crate::memory::ledger::{Ender, Pin, PinLedger, PinRecord, Pinner, Purpose};
 use crate::memory::region::Records;
@@ -144,12 +144,8 @@ impl CommShared {
             Ok(registered) => return Ok(self.regions.add(addr, len, kind, registered, records)),
             Err(explained) => *explained,
         };
-        // Memory that was pinned ahead helps against whatever keeps the kernel from giving more.
-        let ahead = refused.error.errno() == Some(libc::ENOMEM)
-            && kind == RegionKind::Host
-            && report.verdict().cause != Cause::BadAddress
-            && self.transport.arena.is_set_aside();
-        let fallback = self.transport.fallback().filter(|_| report.bounce_may_help() || ahead);
+        let set_aside = self.transport.arena.is_set_aside();
+        let fallback = self.transport.fallback().filter(|_| report.bounce_may_help(set_aside));
         let Some(arena) = fallback else {
             return Err(self.transport.fails(&report, "the registration fails", refused.error));
         };

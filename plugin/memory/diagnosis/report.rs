@@ -77,9 +77,15 @@ impl Report {
     }
 
     /// Whether data of this buffer may go through memory that registers: it is host memory, and the only thing wrong
-    /// with it is where it lies.
-    pub fn bounce_may_help(&self) -> bool {
-        self.verdict.cause == Cause::Placement && self.facts.is_host_memory(&self.failure)
+    /// with it is where it lies. Memory that was `set_aside` before helps against whatever keeps the kernel from giving
+    /// more.
+    pub fn bounce_may_help(&self, set_aside: bool) -> bool {
+        let helps = match self.verdict.cause {
+            Cause::Placement => true,
+            Cause::BadAddress => false,
+            _ => set_aside && self.failure.errno == libc::ENOMEM,
+        };
+        helps && self.facts.is_host_memory(&self.failure)
     }
 
     /// Whether the same range registered when it was tried again, so that the caller may do so too.

@@ -164,7 +164,7 @@ fn memlock_beside_placement() {
     assert_eq!(json["memlock"]["soft"], (64 << 20) + ROOM * page_size() as u64);
     assert_eq!(json["probe"]["fresh_page"]["worked"], true);
     assert_eq!(json["probe"]["fresh_range"]["errno"], libc::ENOMEM);
-    assert!(!report.bounce_may_help());
+    assert!(!report.bounce_may_help(false));
 
     // One page less: the quota allows it, and other memory registers.
     let report = diagnose(&machine_, failure(libc::ENOMEM, ROOM), true, bad(&[3, 7]));
@@ -185,7 +185,7 @@ fn memlock_beside_placement() {
         json["probe"]["last_failing_page"],
         format!("{:#x}", START + 7 * page_size() as u64)
     );
-    assert!(report.bounce_may_help() && !report.transient());
+    assert!(report.bounce_may_help(false) && !report.transient());
 }
 
 #[test]
@@ -248,7 +248,11 @@ fn only_host_memory_counts_towards_the_quota() {
             let line = report.line();
             let cause = report.verdict().cause;
             assert!(![Cause::MemlockQuota, Cause::Placement].contains(&cause), "{line}");
-            assert!(!report.bounce_may_help() && !line.contains("this request 3.9 MiB"), "{line}");
+            assert!(
+                ![false, true].iter().any(|aside| report.bounce_may_help(*aside))
+                    && !line.contains("this request 3.9 MiB"),
+                "{line}"
+            );
             let json = report.json();
             assert_eq!(json["memlock"]["request_bytes"], 0);
             assert_eq!(json["memlock"]["refuses"], false);
@@ -398,12 +402,12 @@ fn placement_where_every_registration_fails() {
     let report = diagnose(&machine_, failure(libc::ENOMEM, 1), true, at_most(0));
     let telling = ["lie outside of contiguous areas", "kho=on", "boot with kho=off"];
     check(&report, Cause::Placement, Confidence::Likely, &telling);
-    assert!(report.bounce_may_help());
+    assert!(report.bounce_may_help(false));
     // The neighbour: as little to be had, and no such area.
     let (_tree, machine_) = machine(&[("proc/meminfo", "MemAvailable: 30000 kB\n")]);
     let report = diagnose(&machine_, failure(libc::ENOMEM, 1), true, at_most(0));
     check(&report, Cause::KernelMemory, Confidence::Likely, &[]);
-    assert!(!report.bounce_may_help());
+    assert!(!report.bounce_may_help(false));
 }
 
 #[test]
@@ -507,7 +511,7 @@ fn a_short_diagnosis_comes_to_the_same_cause() {
     assert_eq!(tried, 3);
     let telling = ["at least one of the 16 pages", "as the cause was told before"];
     let json = check(&report, Cause::Placement, Confidence::Possible, &telling);
-    assert!(report.bounce_may_help() && !report.transient());
+    assert!(report.bounce_may_help(false) && !report.transient());
     let probe = &json["probe"];
     assert_eq!(probe["cut_short_by"], "told before");
     assert_eq!((&probe["registrations"], &probe["first_failing_page"]), (&3.into(), &Value::Null));
