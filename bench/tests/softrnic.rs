@@ -98,7 +98,7 @@ fn without_a_way_out_the_plugins_error_ends_the_run() {
 
 #[test]
 fn only_softrnic_can_simulate_buffers_that_cannot_be_pinned() {
-    let other = concat!(env!("OUT_DIR"), "/libibverbs.so.1");
+    let other = concat!(env!("OUT_DIR"), "/null_provider.so");
     let mut command = bench();
     command.arg("--plugin").arg(dist("libnccl-net-pinrail.so")).args(["--verbs-lib", other]);
     command.args(["--bounce", "both", "-b", "8", "-e", "8", "--iters", "20"]);
