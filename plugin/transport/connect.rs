@@ -228,7 +228,7 @@ impl Connecting {
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
-        let peer = setup.peer(end, channel.peer());
+        let peer = setup.peer(end, channel.peer(), &self.transport.failures);
         if settings.warn_rail_local && setup.rails.len() != end.rails.len() {
             tracing::warn!(
                 "{peer}: {} rails here, {} at the peer",

@@ -271,7 +271,7 @@ impl Listener {
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, .. } = accepting;
         let settings = &self.transport.settings;
-        let peer = setup.peer(&hello, channel.peer());
+        let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(hello.rails.len());
         let mut flush = Vec::new();

@@ -10,6 +10,7 @@ pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
+pub mod failure;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
 pub mod flush;
@@ -45,6 +46,7 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use failure::Failures;
 use fork::{Fork, Moment};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -67,6 +69,7 @@ pub struct Transport {
     /// Where a diagnosis looks, and whom it tells.
     machine: Machine,
     reporter: Reporter,
+    failures: Arc<Failures>,
     /// Why this machine may refuse to pin memory that CUDA pinned before, if it may.
     risk: Option<String>,
     /// Whether memory was set aside since something began to use the plugin, or that was tried.
@@ -99,6 +102,7 @@ impl Transport {
                 Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()))
             },
             reporter: Reporter::from_settings(&settings),
+            failures: Failures::from_settings(&settings),
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
             cuda_contract: OnceLock::new(),

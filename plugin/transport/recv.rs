@@ -3,9 +3,10 @@
 //! `done` of a receive means HostVisible: the completion queue of this end says that the data are here. For device
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
-use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
+use super::comm::{Ending, Peer, Shared, Watchdog};
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
+use super::failure::Work;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
@@ -672,6 +673,38 @@ impl Ending for RecvComm {
         }
     }
 
+    fn work(&self, id: WrId) -> Work {
+        let slot = id.slot() % SLOTS;
+        let flush = self.flush.get(id.lane());
+        let loopback = || {
+            let qp = flush.map_or(0, |flush| flush.lane.qp().number());
+            format!("{} QP {qp} to itself", self.peer.local)
+        };
+        match id.kind() {
+            Some(Kind::UsualFlush) => Work {
+                what: "flush".into(),
+                local: flush.map(FlushQp::scratch),
+                remote: flush.map(|flush| flush.source(slot)),
+                way: loopback(),
+            },
+            Some(Kind::Flush) => Work { what: "flush".into(), way: loopback(), ..Work::default() },
+            Some(Kind::Receive) => Work {
+                what: "a receive that waits for any message".into(),
+                way: self.peer.way(id.lane()),
+                ..Work::default()
+            },
+            _ => {
+                let (local, remote) = self.credits.entry(slot);
+                Work {
+                    what: format!("credit in slot {slot}"),
+                    local: Some(local),
+                    remote: Some(remote),
+                    way: self.peer.way(id.lane()),
+                }
+            }
+        }
+    }
+
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
@@ -680,13 +713,7 @@ impl Ending for RecvComm {
             let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
-                let what = match id.kind() {
-                    Some(Kind::Receive) => "receive",
-                    Some(Kind::Flush | Kind::UsualFlush) => "flush",
-                    _ => "credit",
-                };
-                let error = completion_error(wc, &self.peer, what);
-                return Err(self.fail(error));
+                return Err(self.failed(index, found));
             }
             match id.kind() {
                 Some(Kind::Receive) => {

@@ -251,6 +251,11 @@ impl RequestPool {
         request.state.set(self.pending);
     }
 
+    /// How many are given out and not complete.
+    pub fn pending(&self) -> usize {
+        self.own.iter().chain(&self.others).filter(|request| request.is_pending()).count()
+    }
+
     /// Whether one can be taken from the free list.
     pub fn has_free(&self) -> bool {
         self.get(self.free.get()).is_some()
