@@ -1,7 +1,7 @@
 //! What both ends of a connection share: who the peer is, when to give up on a peer that the side channel reports as
 //! gone, and how an end tests and fails.
 
-use super::failure::{Broken, Failures, Given, Work};
+use super::failure::{Broken, Failures, Given, Work, queue_failed};
 use super::lane::WrId;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
@@ -134,7 +134,9 @@ pub trait Ending {
             return Err(Box::new(failure.repeated()));
         }
         let state = pump.gate().state();
-        if state != GateState::Forked && !starting && self.poll()? {
+        // What a queue failed of is in its completions, if it is anywhere.
+        let look = !starting || matches!(state, GateState::QueueFailed(_));
+        if state != GateState::Forked && look && self.poll()? && !starting {
             return Ok(());
         }
         let Shared { watchdog, peer, .. } = self.shared();
@@ -168,8 +170,13 @@ pub trait Ending {
             return self.fail(Error::new(Blame::Internal, "a failure without a failed completion"));
         };
         let work = self.work(WrId(reason.id));
-        let Shared { pool, peer, .. } = self.shared();
-        let broken = Broken { reason, work, flushes: given.flushes(), pending: pool.pending() };
+        let Shared { pool, peer, pump, .. } = self.shared();
+        let event = match pump.gate().state() {
+            GateState::QueueFailed(event) => Some(event),
+            _ => None,
+        };
+        let (flushes, pending) = (given.flushes(), pool.pending());
+        let broken = Broken { reason, work, event, flushes, pending };
         let error = broken.error(peer);
         self.fail_with(error, Some(&broken))
     }
@@ -205,7 +212,7 @@ impl Watchdog {
     /// What the gate's state means for a call that found nothing to complete. `starting`: the call begins new work,
     /// which a peer that is gone can never finish.
     pub(super) fn judge(&mut self, state: GateState, starting: bool, peer: &Peer) -> Option<Error> {
-        let gone = match state {
+        let (gone, blame) = match state {
             GateState::Open => return None,
             GateState::Forked => {
                 return Some(Error::usage(
@@ -216,13 +223,14 @@ impl Watchdog {
                 return Some(Error::system(format!("{peer}: the device reported a fatal error")));
             }
             GateState::Failed => return Some(Error::system(format!("{peer}: failed before"))),
-            GateState::PeerClosed => "the peer closed the connection",
-            GateState::PeerGone => "the peer process is gone",
+            GateState::PeerClosed => ("the peer closed the connection".to_owned(), Blame::Remote),
+            GateState::PeerGone => ("the peer process is gone".to_owned(), Blame::Remote),
+            GateState::QueueFailed(event) => queue_failed(event),
         };
         if !starting && self.since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return None;
         }
-        Some(Error::remote(format!("{peer}: {gone}")))
+        Some(Error::new(blame, format!("{peer}: {gone}")))
     }
 }
 

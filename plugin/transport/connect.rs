@@ -238,6 +238,7 @@ impl Connecting {
         }
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(end.rails.len());
+        let queues = parts.queues();
         let width = if settings.split_data_on_qps {
             parts.lanes.len()
         } else {
@@ -273,7 +274,8 @@ impl Connecting {
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
         tracing::info!("sending end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
+        let shared =
+            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
         Ok(Comm::new(shared, comm))
     }
 }

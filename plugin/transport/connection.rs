@@ -316,3 +316,11 @@ pub struct Parts {
     pub records: SizeRecords,
     pub rails: Vec<Rail>,
 }
+
+impl Parts {
+    /// The queues, as events of their devices call them.
+    pub fn queues(&self) -> Vec<usize> {
+        let pairs = self.lanes.iter().map(|lane| lane.qp().identity());
+        pairs.chain(self.cqs.iter().map(|cq| cq.identity())).collect()
+    }
+}

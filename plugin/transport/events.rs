@@ -57,7 +57,16 @@ struct PeerWatch {
 #[derive(Debug)]
 struct DeviceWatch {
     open: Arc<OpenDevice>,
-    users: Vec<(u64, Gate)>,
+    users: Vec<User>,
+}
+
+/// A connection that uses a device.
+#[derive(Debug)]
+struct User {
+    key: u64,
+    gate: Gate,
+    /// Its queues on all devices, as events call them.
+    queues: Arc<[usize]>,
 }
 
 /// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
@@ -77,7 +86,7 @@ impl Events {
         Arc::new(Self { running: Mutex::new(None), return_fatal })
     }
 
-    /// Watches the side channel of a connection and the devices it uses.
+    /// Watches the side channel of a connection, the devices it uses, and its queues on them.
     ///
     /// # Errors
     /// No descriptor or thread can be had.
@@ -86,6 +95,7 @@ impl Events {
         channel: Channel,
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
+        queues: Vec<usize>,
     ) -> Result<Watch> {
         let mut running = lock(&self.running);
         let shared = match &*running {
@@ -97,7 +107,7 @@ impl Events {
                 shared
             }
         };
-        let key = shared.add(channel, gate, devices);
+        let key = shared.add(channel, gate, devices, queues.into());
         match key {
             Ok(key) => Ok(Watch { events: Arc::clone(self), key }),
             Err(e) => {
@@ -153,16 +163,23 @@ impl Shared {
             .map_err(|e| Error::io("epoll_ctl", &e.into()))
     }
 
-    fn add(&self, channel: Channel, gate: &Gate, devices: &[Arc<OpenDevice>]) -> Result<u64> {
+    fn add(
+        &self,
+        channel: Channel,
+        gate: &Gate,
+        devices: &[Arc<OpenDevice>],
+        queues: Arc<[usize]>,
+    ) -> Result<u64> {
         let mut table = lock(&self.table);
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
         table.peers.insert(key, PeerWatch { channel, gate: gate.clone() });
         for open in devices {
+            let user = User { key, gate: gate.clone(), queues: Arc::clone(&queues) };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
             if let Some(device) = known {
-                device.users.push((key, gate.clone()));
+                device.users.push(user);
                 continue;
             }
             let device = table.next;
@@ -174,7 +191,7 @@ impl Shared {
                 self.remove(key);
                 return Err(e);
             }
-            let users = vec![(key, gate.clone())];
+            let users = vec![user];
             table.devices.insert(device, DeviceWatch { open: Arc::clone(open), users });
         }
         Ok(key)
@@ -184,7 +201,7 @@ impl Shared {
         let mut table = lock(&self.table);
         let mut gone = Vec::new();
         table.devices.retain(|_, device| {
-            device.users.retain(|(user, _)| *user != key);
+            device.users.retain(|user| user.key != key);
             if device.users.is_empty() {
                 gone.push(Arc::clone(&device.open));
             }
@@ -308,8 +325,12 @@ impl DeviceWatch {
         tracing::warn!("{}: the device is gone", self.open.context.name());
         self.open.registry.set_broken();
         if return_fatal {
-            self.users.iter().for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+            self.fail_all();
         }
+    }
+
+    fn fail_all(&self) {
+        self.users.iter().for_each(|user| user.gate.report(GateState::DeviceFailed));
     }
 
     fn look(&self, return_fatal: bool) {
@@ -321,14 +342,15 @@ impl DeviceWatch {
                     tracing::warn!("{name}: IBV_EVENT_{}", event.name());
                     self.open.registry.set_broken();
                     if return_fatal {
-                        self.users
-                            .iter()
-                            .for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+                        self.fail_all();
                     }
                 }
-                // Errors of queues also complete their work requests in error, where the peer is known.
-                Scope::Object if event.is_fatal() => {
+                // The connection tells it, with its peer: most also complete work requests in error.
+                Scope::Object(queue) if event.is_fatal() => {
                     tracing::info!("{name}: IBV_EVENT_{}", event.name());
+                    let code = u8::try_from(event.code).unwrap_or(u8::MAX);
+                    let users = self.users.iter().filter(|user| user.queues.contains(&queue));
+                    users.for_each(|user| user.gate.report(GateState::QueueFailed(code)));
                 }
                 _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),
             }

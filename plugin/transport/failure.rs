@@ -9,6 +9,7 @@ use crate::config::Settings;
 use crate::error::{Blame, Error};
 use crate::records::{Records, hostname};
 use crate::verbs::cq::{Completion, status_name};
+use crate::verbs::event::event_name;
 use crate::verbs::wr::{Local, Remote};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -158,6 +159,8 @@ pub struct Broken {
     pub reason: Reason,
     /// What was posted.
     pub work: Work,
+    /// What the device reported about the queue, `IBV_EVENT_*`.
+    pub event: Option<u8>,
     /// Work requests that were flushed with it.
     pub flushes: u32,
     /// Requests that were not complete.
@@ -168,9 +171,13 @@ impl Broken {
     /// The error that ends the connection. The most important comes first and the whole stays short: NCCL's logger cuts
     /// what is longer than a kilobyte.
     pub fn error(&self, peer: &Peer) -> Error {
-        let Self { reason: Reason { status, vendor, .. }, work, flushes, pending } = self;
+        let Self { reason: Reason { status, vendor, .. }, work, event, flushes, pending } = self;
         let name = status_name(*status);
-        let hint = hint(name, &peer.failures);
+        // What was only flushed has its reason in the event.
+        let (hint, blame) = match event.filter(|_| name == "WR_FLUSH_ERR") {
+            Some(event) => queue_failed(event),
+            None => (hint(name, &peer.failures), blame(name)),
+        };
         let mut text = format!(
             "{peer}: {} completed with IBV_WC_{name} (status {status}, vendor code {vendor:#x}): {hint}",
             work.what
@@ -185,12 +192,13 @@ impl Broken {
             "; {}; {pending} requests not complete, {flushes} work requests flushed",
             work.way
         );
-        Error::new(blame(name), text)
+        Error::new(blame, text)
     }
 
     fn json(&self) -> Value {
-        let Self { reason: Reason { status, vendor, .. }, work, flushes, pending } = self;
+        let Self { reason: Reason { status, vendor, .. }, work, event, flushes, pending } = self;
         json!({
+            "event": event.map(|event| format!("IBV_EVENT_{}", event_name(event.into()))),
             "status": format!("IBV_WC_{}", status_name(*status)),
             "status_code": status,
             "vendor_code": vendor,
@@ -209,6 +217,25 @@ impl Broken {
             "work_requests_flushed": flushes,
         })
     }
+}
+
+/// What an event of a queue means for its connection.
+pub(super) fn queue_failed(event: u8) -> (String, Blame) {
+    let name = event_name(event.into());
+    let (why, blame) = match name {
+        "QP_REQ_ERR" => ("the peer sent an invalid request", Blame::Remote),
+        "QP_ACCESS_ERR" => (
+            "the peer wrote to memory that is not registered for it: it was deregistered or freed with a receive in \
+             flight, or the peer is broken",
+            Blame::Remote,
+        ),
+        "CQ_ERR" => (
+            "a completion queue overran, which never should happen; please report this",
+            Blame::System,
+        ),
+        _ => ("the device ended a queue; look at the kernel log", Blame::System),
+    };
+    (format!("{why} (IBV_EVENT_{name})"), blame)
 }
 
 fn blame(status: &str) -> Blame {
@@ -276,6 +303,7 @@ mod tests {
                 remote: Some(Remote { addr: 0x9000, rkey: 0x22 }),
                 way: "mlx5_0:1 QP 5 to QP 6".into(),
             },
+            event: None,
             flushes: 3,
             pending: 2,
         }
@@ -320,6 +348,18 @@ mod tests {
             "{error}"
         );
         assert_eq!(broken(4).error(&peer()).blame(), Blame::System);
+    }
+
+    #[test]
+    fn an_event_explains_what_was_only_flushed() {
+        let with_event = |status| Broken { event: Some(3), ..broken(status) }.error(&peer());
+        let flushed = with_event(5);
+        assert_eq!(flushed.blame(), Blame::Remote);
+        assert!(flushed.to_string().contains("(IBV_EVENT_QP_ACCESS_ERR)"), "{flushed}");
+        assert!(!with_event(12).to_string().contains("IBV_EVENT"));
+        for event in 0..=u8::MAX {
+            assert!(queue_failed(event).0.contains("IBV_EVENT_"));
+        }
     }
 
     #[test]

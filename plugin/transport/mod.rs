@@ -282,9 +282,10 @@ impl CommShared {
         channel: Channel,
         gate: &Gate,
         whose: Whose,
+        queues: Vec<usize>,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
-        let watch = transport.events.watch(channel, gate, &devices)?;
+        let watch = transport.events.watch(channel, gate, &devices, queues)?;
         Ok(Self {
             _watch: watch,
             regions: Regions::default(),
