@@ -42,7 +42,7 @@ impl Failures {
     }
 
     /// How long a device tries before it gives up, in words.
-    fn patience(&self) -> String {
+    pub(super) fn patience(&self) -> String {
         let Self { timeout, retries, .. } = self;
         let names = format!("NCCL_IB_TIMEOUT={timeout}, NCCL_IB_RETRY_CNT={retries}");
         let attempts = u32::from(*retries) + 1;

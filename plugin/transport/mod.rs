@@ -94,7 +94,11 @@ impl Transport {
         let fork = Fork::prepare(&verbs, &settings);
         let ports =
             if settings.disabled() { Vec::new() } else { device::discover(&verbs, &settings)? };
-        let events = Events::new(settings.return_async_events);
+        let failures = Failures::from_settings(&settings);
+        let events = Events::new(events::Policy {
+            return_fatal: settings.return_async_events,
+            patience: failures.patience(),
+        });
         let machine = Machine::from_settings(&settings);
         let transport = Arc::new(Self {
             arena: {
@@ -102,7 +106,7 @@ impl Transport {
                 Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()))
             },
             reporter: Reporter::from_settings(&settings),
-            failures: Failures::from_settings(&settings),
+            failures,
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
             cuda_contract: OnceLock::new(),

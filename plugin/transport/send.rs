@@ -430,8 +430,8 @@ impl Ending for SendComm {
     fn work(&self, id: WrId) -> Work {
         let slot = id.slot() % SLOTS;
         // Of the receives with this slot the one that was answered last.
-        let receive =
-            self.next.wrapping_sub(self.next.wrapping_sub(slot as u32 + 1) % SLOTS as u32);
+        let last = self.next.wrapping_sub(1);
+        let receive = last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32);
         let single = id.kind() == Some(Kind::Single);
         let lane = if single { self.lane_of[slot].into() } else { id.lane() };
         let way = self.peer.way(lane);
