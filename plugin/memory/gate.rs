@@ -123,12 +123,6 @@ impl Gate {
         self.word.load(Ordering::Relaxed) == OPEN
     }
 
-    /// Whether this process is a forked child.
-    #[inline(always)]
-    pub fn is_forked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) == FORKED
-    }
-
     /// What the word says.
     pub fn state(&self) -> GateState {
         GateState::from_word(self.word.load(OBSERVE))

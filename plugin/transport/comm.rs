@@ -87,8 +87,6 @@ pub trait Ending {
                 self.attention(false)?;
             }
             self.poll()?;
-        } else if pump.gate().is_forked() {
-            self.attention(false)?;
         }
         let pool = self.shared().pool;
         let outcome = pool.finish(index);

@@ -272,7 +272,7 @@ impl Connecting {
             owner: route.owner,
         };
         let comm =
-            SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
+            SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("sending end ready: {}", comm.peer());
         let shared =
             CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;

@@ -306,7 +306,7 @@ impl Listener {
             owner: route.owner,
         };
         let comm =
-            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
+            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("receiving end ready: {}", comm.peer());
         let shared =
             CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;

@@ -22,6 +22,7 @@ pub mod pump;
 pub mod receives;
 pub mod recv;
 pub mod registration;
+#[allow(unsafe_code, reason = "says that a request may be all zeroes")]
 pub mod request;
 pub mod send;
 pub mod slot;

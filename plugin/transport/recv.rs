@@ -125,6 +125,9 @@ impl RecvComm {
 
     /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted and whose completion
     /// queues are `cqs`, in rail order.
+    ///
+    /// # Errors
+    /// No memory.
     pub fn new(
         gate: Gate,
         cqs: Vec<Arc<CompletionQueue>>,
@@ -132,14 +135,14 @@ impl RecvComm {
         records: SizeRecords,
         route: Route,
         peer: Peer,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let credits = Credits::new(&route, &shadow);
         let lanes = route.lanes.into_iter().enumerate();
         let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
-        Self {
+        Ok(Self {
             pool: {
-                let pool = RequestPool::new(REQUESTS, pump.rails());
+                let pool = RequestPool::new(REQUESTS, pump.rails())?;
                 // The usual case writes short entries; without the slots' own requests it does not happen.
                 if shadow.is_short() { pool } else { pool.without_own() }
             },
@@ -167,7 +170,7 @@ impl RecvComm {
             local: route.local,
             shadow,
             records,
-        }
+        })
     }
 
     /// Tells the requests whom they belong to.

@@ -130,6 +130,9 @@ impl SendComm {
     pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
 
     /// A sending end over a connected route whose completion queues are `cqs`, in rail order.
+    ///
+    /// # Errors
+    /// No memory.
     pub fn new(
         gate: Gate,
         cqs: Vec<Arc<CompletionQueue>>,
@@ -137,11 +140,11 @@ impl SendComm {
         records: SizeRecords,
         route: Route,
         peer: Peer,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
         let mut comm = Self {
-            pool: RequestPool::new(REQUESTS, pump.rails()),
+            pool: RequestPool::new(REQUESTS, pump.rails())?,
             pump,
             fifo,
             next: 0,
@@ -177,7 +180,7 @@ impl SendComm {
         if comm.simple_limit != 0 && comm.route.adaptive_threshold.is_some() {
             comm.pairs = Some((Box::new(comm.make_pairs()), comm.route.max_message));
         }
-        comm
+        Ok(comm)
     }
 
     /// The pairs: everything but the data, its destination and the immediate is the same every time.
