@@ -114,7 +114,13 @@ static void no_answer(int version)
     CHECK_EQ(wait_error(&stage.net, send), ncclRemoteError);
     rnic_port("softrnic0", true);
     CHECK_EQ(log_matches_since(stage.mark, "IBV_WC_RETRY_EXC_ERR (status 12"), 1);
-    CHECK_EQ(log_matches_since(stage.mark, "4 attempts, 0.067 s each or longer, 0.3 s in all (NCCL_IB_TIMEOUT=14, NCCL_IB_RETRY_CNT=3)"), 1);
+    const char *patience = "4 attempts, 0.067 s each or longer, 0.3 s in all (NCCL_IB_TIMEOUT=14, NCCL_IB_RETRY_CNT=3)";
+    char expected[200];
+    snprintf(expected, sizeof expected, "no acknowledgement came in %s", patience);
+    CHECK_EQ(log_matches_since(stage.mark, expected), 1);
+    /* And the port said so before. */
+    snprintf(expected, sizeof expected, "fail when nothing was acknowledged in %s", patience);
+    CHECK_EQ(log_matches_since(stage.mark, expected), 1);
     clear(&stage);
 }
 

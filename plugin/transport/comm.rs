@@ -185,7 +185,7 @@ pub trait Ending {
         let Shared { pump, failure, peer, .. } = self.shared();
         let error = Box::new(error);
         // A forked child fails for itself only, and that is told by the call.
-        if failure.is_none() && !pump.gate().is_forked() {
+        if failure.is_none() && pump.gate().state() != GateState::Forked {
             peer.failures.record(&error, peer, broken);
         }
         if failure.is_none() {

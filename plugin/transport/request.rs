@@ -255,7 +255,7 @@ impl RequestPool {
 
     /// How many are given out and not complete.
     pub fn pending(&self) -> usize {
-        self.own.iter().chain(&self.others).filter(|request| request.is_pending()).count()
+        self.all.iter().filter(|request| request.is_pending()).count()
     }
 
     /// Whether one can be taken from the free list.
