@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub struct Device {
     /// The port.
     pub port: Port,
+    /// Its number among the ports of this process.
+    pub index: u8,
     /// `sys_image_guid`, in host order.
     pub guid: u64,
     /// Mb/s.
@@ -155,8 +157,12 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     } else {
         (0..devices.len()).collect()
     };
-    let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
-    Ok(order.into_iter().filter_map(|index| devices.get(index).cloned()).collect())
+    for (place, index) in order.iter().enumerate() {
+        devices[*index].index = u8::try_from(place).unwrap_or(u8::MAX);
+    }
+    let mut devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
+    devices.sort_by_key(|device| device.index);
+    Ok(devices)
 }
 
 fn ports_of(
@@ -221,6 +227,7 @@ fn ports_of(
             rail: decision.rail,
             plane: decision.plane,
             open: Arc::clone(&shared),
+            index: 0,
             port,
         });
     }

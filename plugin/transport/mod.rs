@@ -25,6 +25,7 @@ pub mod request;
 pub mod send;
 pub mod slot;
 pub mod stripe;
+pub mod subnet;
 pub mod wire;
 
 use crate::config::{RegFallback, Settings};
