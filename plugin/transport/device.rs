@@ -1,6 +1,7 @@
 //! Devices of this host: their facts, gathered once, and their resources, open only while something uses them.
 
 use super::address::PortAddress;
+use super::fusion;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::host::pci;
@@ -270,11 +271,25 @@ pub struct VirtualDevice {
     pub name: String,
 }
 
+impl VirtualDevice {
+    /// Made of several of `ports`.
+    pub fn fused(members: Vec<usize>, ports: &[Arc<Device>]) -> Self {
+        let names: Vec<_> = members
+            .iter()
+            .filter_map(|m| ports.get(*m))
+            .map(|port| port.port.device.as_str())
+            .collect();
+        Self { name: names.join("+"), members }
+    }
+}
+
 /// All devices of this process.
 #[derive(Debug)]
 pub struct Devices {
     ports: Vec<Arc<Device>>,
     virtuals: Vec<VirtualDevice>,
+    /// What was fused before these devices were found, in the place of what will be.
+    earlier: Vec<Option<VirtualDevice>>,
 }
 
 impl Devices {
@@ -289,7 +304,8 @@ impl Devices {
                 name: port.port.device.clone(),
             })
             .collect();
-        Self { ports, virtuals }
+        let earlier = fusion::earlier(&ports);
+        Self { ports, virtuals, earlier }
     }
 
     /// Number of devices, fused ones included.
@@ -307,7 +323,9 @@ impl Devices {
     /// # Errors
     /// There is no such device.
     pub fn get(&self, index: i32) -> Result<&VirtualDevice> {
-        usize::try_from(index).ok().and_then(|i| self.virtuals.get(i)).ok_or_else(|| {
+        let earlier = |i: usize| self.earlier.get(i.checked_sub(self.ports.len())?)?.as_ref();
+        let find = |i| self.virtuals.get(i).or_else(|| earlier(i));
+        usize::try_from(index).ok().and_then(find).ok_or_else(|| {
             Error::argument(format!(
                 "there is no device {index}; this host has {}",
                 self.virtuals.len()
@@ -350,8 +368,10 @@ impl Devices {
         if ports.iter().any(|p| of(p).ethernet != of(&ports[0]).ethernet) {
             return Err(Error::usage("devices of different link layers cannot be fused"));
         }
-        let name = ports.iter().map(|p| of(p).port.device.as_str()).collect::<Vec<_>>().join("+");
-        self.virtuals.push(VirtualDevice { members: ports, name });
+        let device = VirtualDevice::fused(ports, &self.ports);
+        fusion::remember(self.virtuals.len() - self.ports.len(), &device, &self.ports);
+        tracing::info!("{} made of devices {members:?}", device.name);
+        self.virtuals.push(device);
         i32::try_from(self.virtuals.len() - 1).map_err(|_| Error::usage("too many devices"))
     }
 }

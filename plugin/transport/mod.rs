@@ -14,6 +14,7 @@ pub mod events;
 pub mod fifo;
 pub mod flush;
 pub mod fork;
+pub mod fusion;
 pub mod host_memory;
 pub mod lane;
 pub mod listener;

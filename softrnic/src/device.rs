@@ -121,7 +121,7 @@ impl Device {
         let s = settings();
         let slot = self.port_slot(port, header)?;
         let active = slot.state.load(Ordering::Relaxed) == PORT_ACTIVE;
-        let (speed, width) = s.speed_width();
+        let (speed, width) = s.speed_width(self.index, port);
         let link = self.link(port);
         let ethernet = link == LINK_ETHERNET;
         Some(PortAttr {
@@ -193,8 +193,8 @@ impl Device {
     }
 
     /// Port speed in units of 100 Mb/s.
-    pub fn speed(&self) -> u64 {
-        let (speed, width) = settings().speed_width();
+    pub fn speed(&self, port: u8) -> u64 {
+        let (speed, width) = settings().speed_width(self.index, port);
         // Lane rates in 100 Mb/s by speed code; lanes by width code.
         let lane = match speed {
             1 => 25,

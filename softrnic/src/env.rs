@@ -49,6 +49,8 @@ pub struct Settings {
     pub names: Vec<String>,
     /// Link layer codes of the ports in order; the last one counts for all later ports.
     links: Vec<u32>,
+    /// Speed codes of the ports in order; the last counts for the rest.
+    speeds: Vec<u32>,
     /// GID tables of the ports in order; later ports count up from the last one.
     gids: Vec<Vec<GidSetting>>,
     /// P_Key table.
@@ -171,6 +173,18 @@ fn gids(links: &[u32]) -> Vec<Vec<GidSetting>> {
     text("GIDS").split(';').enumerate().map(|(port, table)| gid_table(table, link(port))).collect()
 }
 
+fn speeds() -> Vec<u32> {
+    let value = text("SPEED");
+    let code = |entry: &str| match parse_u64(entry).and_then(|v| u32::try_from(v).ok()) {
+        Some(code) if (1..=1024).contains(&code) => code,
+        _ => {
+            warn("SPEED", &value, "not a code from 1 to 1024, or a comma list of them", "32");
+            32
+        }
+    };
+    value.split(',').map(code).collect()
+}
+
 fn links() -> Vec<u32> {
     let value = text("LINK");
     let code = |word: &str| match word.trim() {
@@ -248,6 +262,7 @@ impl Settings {
             names: names(devices),
             gids: gids(&links),
             links,
+            speeds: speeds(),
             pkeys: pkeys(),
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
             fork: [Pair::CopyOnFork, Pair::OldKernel, Pair::OldLibrary]
@@ -277,9 +292,11 @@ impl Settings {
         self.n(N::MTU).ilog2().saturating_sub(7)
     }
 
-    /// Speed code, width code.
-    pub fn speed_width(&self) -> (u32, u8) {
-        (self.n32(N::SPEED), u8::try_from(self.n(N::WIDTH)).unwrap_or(2))
+    /// Speed code, width code of a port.
+    pub fn speed_width(&self, device: usize, port: u8) -> (u32, u8) {
+        let at = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
+        let speed = self.speeds.get(at).or(self.speeds.last()).copied().unwrap_or(32);
+        (speed, u8::try_from(self.n(N::WIDTH)).unwrap_or(2))
     }
 
     /// Position of a port among all ports of the process.

@@ -173,7 +173,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(
             return Err(libc::EINVAL);
         }
         // SAFETY: a non-null out-pointer of the caller.
-        unsafe { speed.write(context.device.speed()) };
+        unsafe { speed.write(context.device.speed(port)) };
         Ok(())
     })
 }

@@ -42,7 +42,6 @@ numbers! {
     DEVICES = 1, 0, MAX_DEVICES as u64, "number of devices";
     PORTS = 1, 1, MAX_PORTS as u64, "ports per device";
     MTU = 4096, 256, 4096, "active and largest MTU in bytes (a power of two)";
-    SPEED = 32, 1, 1024, "active_speed code of each port (32 = EDR)";
     WIDTH = 2, 1, 16, "active_width code of each port (2 = 4X)";
     LID = 1, 1, 0xbfff, "LID of the first port (InfiniBand link layer); later ports count up";
     ETHERNET_LID = 0, 0, 0xbfff, "LID that Ethernet ports report, as some adapters do";
@@ -79,6 +78,11 @@ pub const TEXTS: &[Text] = &[
         name: "NAME",
         default: "softrnic",
         doc: "device name prefix, or a comma list of full names",
+    },
+    Text {
+        name: "SPEED",
+        default: "32",
+        doc: "active_speed code of each port (32 = EDR), or a comma list for the ports in order, of which the last counts for the rest",
     },
     Text {
         name: "LINK",
