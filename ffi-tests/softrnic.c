@@ -30,6 +30,7 @@ struct rnic_counts rnic_counts(void)
         .qps = counter("qps_live"),
         .mrs = counter("mrs_live"),
         .reads = counter("post_read"),
+        .cq_overruns = counter("cq_overruns"),
     };
 }
 

@@ -9,10 +9,11 @@
 
 #include "harness.h"
 
-/* Objects of this process that are alive, and READs that it has posted. */
+/* Objects of this process that are alive, READs that it has posted, and completion queues that ran over. */
 struct rnic_counts {
     uint64_t contexts, pds, cqs, qps, mrs;
     uint64_t reads;
+    uint64_t cq_overruns;
 };
 struct rnic_counts rnic_counts(void);
 /* Keeps the library loaded from here on, so that its counters can be read when the plugin is gone. */

@@ -123,8 +123,26 @@ programs! {
         ],
         once: []
     }
+    hosts {
+        each: [device_by_subnet],
+        once: [
+            eight_and_three,
+            four_in_v9_and_eight,
+            one_in_v6_and_four_in_v11,
+            two_and_three_with_more_queue_pairs,
+            two_and_three_split,
+            two_and_two,
+            device_by_ipv6_subnet,
+            device_by_short_prefix,
+            device_as_given,
+            no_device_in_the_subnet,
+            fused_device_gives_way,
+            ports_in_the_order_of_subnets,
+            in_two_namespaces,
+        ]
+    }
     rails {
-        each: [],
+        each: [bonds],
         once: [
             two,
             two_in_v9,
@@ -134,6 +152,16 @@ programs! {
             two_with_four_qps_split,
             unequal_ends,
             flush_reads_on_every_rail,
+            done_after_all_eight,
+            shares_as_fast_as_ports,
+            unequal_speeds,
+            unequal_speeds_split_in_v9,
+            unequal_speeds_with_adaptive_routing,
+            completions_of_more_rails_over_there,
+            refused_by_a_later_member,
+            properties,
+            refusals,
+            fused_once,
         ]
     }
     transfer {

@@ -3,12 +3,21 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use nccl_net_pinrail::transport::subnet::Subnet;
 use nccl_net_pinrail::transport::wire::{
     End, HANDLE_BYTES, HEADER_BYTES, Handle, Hello, Identity, MAX_BODY, Message, WireLane, WireRail,
 };
 
 fn end(rails: usize, lanes: usize) -> End {
-    let rail = WireRail { lid: 1, link_layer: 2, mtu: 5, gid: [0xfe; 16], rkey: 0x0102_0304 };
+    let rail = WireRail {
+        lid: 1,
+        link_layer: 2,
+        mtu: 5,
+        port: 3,
+        speed: 400_000,
+        gid: [0xfe; 16],
+        rkey: 0x0102_0304,
+    };
     End {
         identity: Identity { pid: 7, host: "host-1".into(), device: "mlx5_0:1+mlx5_1:1".into() },
         memory: 0x7fff_0000_1000,
@@ -33,7 +42,14 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds.push(seeds.concat());
     for addr in ["192.0.2.1:4000", "[fe80::1%3]:4000", "[2001:db8::1]:65535"] {
         let mut bytes = [0; HANDLE_BYTES];
-        Handle { addr: addr.parse().expect("an address"), nonce: 9, rails: 2 }.write(&mut bytes);
+        let handle = Handle {
+            addr: addr.parse().expect("an address"),
+            nonce: 9,
+            rails: 2,
+            links: 1,
+            subnets: Subnet::of(&[7; 16]).into_iter().collect(),
+        };
+        handle.write(&mut bytes);
         seeds.push(bytes.to_vec());
     }
     seeds

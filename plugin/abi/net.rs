@@ -14,6 +14,7 @@ use crate::error::{Blame, Error, Result};
 use crate::memory::{gate, wiped};
 use crate::transport::Transport;
 use crate::transport::device::Device;
+use crate::transport::fusion;
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -191,11 +192,10 @@ pub fn properties(index: c_int) -> Result<Properties> {
     if all(|p| p.dmabuf) {
         ptr_support |= PTR_DMABUF;
     }
-    let same = |f: fn(&Device) -> Option<i32>| {
-        let value = f(first);
-        let id = value.filter(|_| ports.iter().all(|p| f(p) == value));
-        id.and_then(|id| i16::try_from(id).ok()).unwrap_or(-1)
-    };
+    let id = |id: Option<i32>| id.and_then(|id| i16::try_from(id).ok()).unwrap_or(-1);
+    let rail = first.rail.filter(|_| ports.iter().all(|p| p.rail == first.rail));
+    let planes: Vec<_> = ports.iter().map(|p| p.plane).collect();
+    let plane = fusion::plane(&planes, devices.all_ports().iter().map(|p| p.plane));
     let sum: u64 = ports.iter().map(|p| u64::from(p.speed)).sum();
     let least_qp = ports.iter().map(|p| p.max_qp).min().unwrap_or(0);
     Ok(Properties {
@@ -208,8 +208,8 @@ pub fn properties(index: c_int) -> Result<Properties> {
         latency: 0.0,
         max_comms: c_int::try_from(least_qp).unwrap_or(c_int::MAX),
         members: device.members.iter().filter_map(|m| c_int::try_from(*m).ok()).collect(),
-        rail_id: same(|p| p.rail),
-        plane_id: same(|p| p.plane),
+        rail_id: id(rail),
+        plane_id: id(plane),
     })
 }
 
@@ -219,8 +219,8 @@ pub fn properties(index: c_int) -> Result<Properties> {
 /// See [`crate::transport::device::Devices::fuse`].
 pub fn fuse(members: &[c_int]) -> Result<c_int> {
     let transport = current()?;
-    if !transport.settings.merge_nics {
-        return Err(Error::usage("NCCL_IB_MERGE_NICS=0"));
+    if members.len() > 1 && !transport.settings.merge_nics {
+        return Err(Error::usage("devices are not fused: NCCL_IB_MERGE_NICS=0"));
     }
     let mut devices = transport.devices();
     devices.fuse(members)

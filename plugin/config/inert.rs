@@ -12,7 +12,6 @@ const fn none(name: &'static str, default: &'static str, reason: &'static str) -
     Inert { name, default, reason, core: false }
 }
 
-const SUBNET: &str = "pinrail uses the device that NCCL chose";
 const FAILOVER: &str = "pinrail does not move a connection to another port";
 const RECOVERY: &str = "pinrail does not bring a failed port back into a connection";
 const MERGE: &str = "NCCL decides which devices are fused and calls the plugin to do it";
@@ -26,8 +25,6 @@ const LATER: &str = "an addition of NCCL 2.31 or later whose mechanism is not do
 /// Every variable that is accepted without effect.
 pub static INERT: &[Inert] = &[
     none("NCCL_IB_DATA_DIRECT", "1", "pinrail does not use Data Direct interfaces"),
-    none("NCCL_IB_SUBNET_AWARE_ROUTING", "0", SUBNET),
-    none("NCCL_IB_SUBNET_PREFIX_LEN", "24", SUBNET),
     none("NCCL_IB_OOO_RQ", "0", "receives are matched in order"),
     none(
         "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS",

@@ -40,6 +40,8 @@ pub use value::{Form, Unit};
 
 /// The name NCCL knows the plugin by.
 const PLUGIN_NAME: &str = "pinrail";
+/// Links of a bond that get a queue pair each without being asked for.
+const MAX_BONDED_QPS: u8 = 4;
 /// Names with these beginnings are checked for spelling.
 const CHECKED_PREFIXES: [&str; 2] = ["PINRAIL_", "NCCL_IB_"];
 
@@ -204,6 +206,13 @@ impl Settings {
             }
             _ => String::new(),
         }
+    }
+
+    /// Queue pairs per rail of a connection whose most bonded port has `links` links.
+    pub fn qps_per_rail(&self, links: u8) -> usize {
+        let given = self.given.iter().any(|given| given.name == "NCCL_IB_QPS_PER_CONNECTION");
+        let links = if given { 1 } else { u32::from(links.clamp(1, MAX_BONDED_QPS)) };
+        self.qps_per_connection.max(links) as usize
     }
 
     /// `NCCL_NET` asks for this plugin by name.

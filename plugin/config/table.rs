@@ -104,7 +104,8 @@ settings! {
     /// Vendor options (ECE) are negotiated when a connection is made.
     ece_enable: bool = "NCCL_IB_ECE_ENABLE", Form::Flag, default "1";
 
-    /// Queue pairs per connection and member device.
+    /// Queue pairs per connection and member device. When not set: as many as links where either end has a port over a
+    /// bond of several (at most 4), because one queue pair stays on one link.
     qps_per_connection: u32 = "NCCL_IB_QPS_PER_CONNECTION", number(1, 128), default "1";
 
     /// 1 splits each message over all queue pairs; 0 sends each message on one per member, in turn.
@@ -163,7 +164,14 @@ settings! {
     mqp_retry_sleep: Duration = "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
         counted(0, 60_000, Unit::Milliseconds), default "100";
 
-    /// 1 logs connections whose two ends fuse different numbers of devices.
+    /// 1 replaces the device that NCCL chose where one of its RoCE ports shares no subnet with the peer, by the first one
+    /// whose ports all do. Fused devices also have their ports put in an order in which queue pairs stay in one subnet.
+    subnet_aware_routing: bool = "NCCL_IB_SUBNET_AWARE_ROUTING", Form::Flag, default "0";
+
+    /// How much of an IPv4 address names its subnet in that choice; of an IPv6 address it is the first half.
+    subnet_prefix_len: u32 = "NCCL_IB_SUBNET_PREFIX_LEN", counted(1, 32, Unit::Bits), default "24";
+
+    /// 1 warns of connections whose two ends do not use the same devices by number.
     warn_rail_local: bool = "NCCL_IB_WARN_RAIL_LOCAL", Form::Flag, default "0";
 
     /// Interfaces that may carry the TCP side channel. An optional `^` excludes, an optional `=`

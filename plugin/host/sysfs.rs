@@ -105,6 +105,19 @@ impl Sysfs {
         }
     }
 
+    /// Links behind a network interface: those of the bond that it is, or that it is a VLAN of; else 1.
+    pub fn links(&self, netdev: &str) -> u8 {
+        let links = |name: &str| {
+            let text = fs::read_to_string(self.path("class/net", name, "bonding/slaves")).ok()?;
+            u8::try_from(text.split_whitespace().count()).ok().filter(|links| *links > 0)
+        };
+        let below = || {
+            let names = names_in(&self.path("class/net", netdev, ""));
+            names.iter().filter_map(|name| links(name.strip_prefix("lower_")?)).max()
+        };
+        links(netdev).or_else(below).unwrap_or(1)
+    }
+
     fn gid_attribute(
         &self,
         device: &str,

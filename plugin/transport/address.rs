@@ -4,7 +4,7 @@ use super::device::Port;
 use super::wire::WireRail;
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::host::gid::{self, Wanted};
+use crate::host::gid::{self, NetDev, Wanted};
 use crate::host::sysfs::Sysfs;
 use crate::verbs::qp::{GlobalRoute, Path};
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND};
@@ -33,6 +33,8 @@ pub struct PortAddress {
     pub global_required: bool,
     /// Partition key index.
     pub pkey_index: u16,
+    /// Links behind the port; more than one where it is a bond.
+    pub links: u8,
 }
 
 impl PortAddress {
@@ -49,7 +51,7 @@ impl PortAddress {
             )));
         }
         let link_layer = link_layer(&attr);
-        let (gid, gid_index) = choose_gid(context, port, &attr, settings)?;
+        let (gid, gid_index, netdev) = choose_gid(context, port, &attr, settings)?;
         Ok(Self {
             port: port.number,
             lid: attr.lid,
@@ -59,15 +61,21 @@ impl PortAddress {
             gid_index,
             global_required: attr.flags & 1 != 0,
             pkey_index: pkey_index(context, port, &attr, settings)?,
+            links: match netdev {
+                NetDev::Here(name) => Sysfs::from_settings(settings).links(&name),
+                NetDev::Elsewhere(_) | NetDev::Unknown => 1,
+            },
         })
     }
 
-    /// This port for the peer, with the key of the memory that it writes.
+    /// This port for the peer, with the key of the memory that it writes; without what only its device knows.
     pub fn wire(&self, rkey: u32) -> WireRail {
         WireRail {
             lid: self.lid,
             link_layer: self.link_layer,
             mtu: self.mtu as u8,
+            port: 0,
+            speed: 0,
             gid: self.gid,
             rkey,
         }
@@ -141,7 +149,7 @@ fn choose_gid(
     port: &Port,
     attr: &PortAttr,
     settings: &Settings,
-) -> Result<([u8; 16], u8)> {
+) -> Result<([u8; 16], u8, NetDev)> {
     let sysfs = Sysfs::from_settings(settings);
     let wanted = Wanted::for_device(settings, &port.device);
     // Some devices answer unused slots with an error instead of zeroes; both mean that nothing is there.
@@ -166,7 +174,7 @@ fn choose_gid(
             port.label, choice.entry.index
         ))
     })?;
-    Ok((choice.entry.gid, index))
+    Ok((choice.entry.gid, index, choice.entry.netdev))
 }
 
 fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settings) -> Result<u16> {

@@ -11,6 +11,7 @@ use super::copies::Spare;
 use super::device::Rail;
 use super::fifo;
 use super::send::{self, SEND_DEPTH, SendComm};
+use super::stripe::Stripes;
 use super::wire::{End, Handle, Hello, Message};
 use super::{Comm, CommShared, Whose, next_owner};
 use crate::error::{Blame, Error, Result};
@@ -77,7 +78,9 @@ impl Connecting {
         comm_id: Option<u64>,
     ) -> Result<Self> {
         let settings = &transport.settings;
-        let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
+        let rails = transport.rails_in_reach(rails, &handle.subnets);
+        let links = rails.iter().map(|rail| rail.address.links).fold(handle.links, u8::max);
+        let lanes = settings.qps_per_rail(links) * rails.len().max(handle.rails.into());
         let sizes =
             Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
         let stride = fifo::stride(handle.rails.into());
@@ -166,10 +169,10 @@ impl Connecting {
                 match channel.receive()? {
                     None => Stage::AwaitReply(channel),
                     Some(Message::Reply(end))
-                        if end.rails.len() != usize::from(self.handle.rails) =>
+                        if end.rails.len() > usize::from(self.handle.rails) =>
                     {
                         return Err(Error::remote(format!(
-                            "the listener answers with {} rails, its handle said {}",
+                            "the listener answers with {} rails, its handle said at most {}",
                             end.rails.len(),
                             self.handle.rails
                         )));
@@ -229,12 +232,11 @@ impl Connecting {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
         let peer = setup.peer(end, channel.peer(), &self.transport.failures);
-        if settings.warn_rail_local && setup.rails.len() != end.rails.len() {
-            tracing::warn!(
-                "{peer}: {} rails here, {} at the peer",
-                setup.rails.len(),
-                end.rails.len()
-            );
+        if settings.warn_rail_local {
+            let (ours, theirs) = (setup.numbers(), end.numbers());
+            if ours != theirs {
+                tracing::warn!("{peer}: devices {ours:?} here, {theirs:?} at the peer");
+            }
         }
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(end.rails.len());
@@ -244,6 +246,11 @@ impl Connecting {
         } else {
             parts.rails.len().max(end.rails.len())
         };
+        let speeds: Vec<_> = parts.rails.iter().map(|rail| rail.device.speed).collect();
+        let stripes = Stripes::new(width, parts.lanes.len(), &speeds, &end.speeds());
+        if stripes.is_weighted() {
+            tracing::info!("{peer}: {stripes}, because the ports differ in speed");
+        }
         let ethernet = parts.rails.iter().any(|r| r.device.ethernet);
         let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
@@ -252,7 +259,7 @@ impl Connecting {
             local: parts.registered,
             record_addr: end.memory,
             record_rkeys: end.rails.iter().map(|r| r.rkey).collect(),
-            width: width as u32,
+            stripes,
             // Pieces stay a multiple of the chunk, so that no LL128 line is cut.
             max_message: if max_message > super::stripe::CHUNK {
                 max_message - max_message % super::stripe::CHUNK

@@ -8,7 +8,7 @@ use super::failure::Failures;
 use super::fifo::{CreditFifo, SizeRecords, grid_and_records, grid_and_records_bytes};
 use super::lane::Lane;
 use super::stripe::MAX_PARTS;
-use super::wire::{End, Identity, WireLane};
+use super::wire::{End, Identity, WireLane, WireRail};
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::memory::ledger::Purpose;
@@ -196,7 +196,11 @@ impl Setup {
                 .rails
                 .iter()
                 .zip(&self.registered)
-                .map(|(r, m)| r.address.wire(m.rkey()))
+                .map(|(r, m)| WireRail {
+                    port: r.device.index,
+                    speed: r.device.speed,
+                    ..r.address.wire(m.rkey())
+                })
                 .collect(),
             lanes: self
                 .qps
@@ -210,6 +214,13 @@ impl Setup {
     /// Names of this end's ports.
     pub fn label(&self) -> String {
         self.rails.iter().map(|r| r.device.port.label.as_str()).collect::<Vec<_>>().join("+")
+    }
+
+    /// Numbers of this end's ports, sorted.
+    pub fn numbers(&self) -> Vec<u8> {
+        let mut numbers: Vec<_> = self.rails.iter().map(|rail| rail.device.index).collect();
+        numbers.sort_unstable();
+        numbers
     }
 
     /// The peer, for messages.

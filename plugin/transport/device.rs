@@ -1,6 +1,7 @@
 //! Devices of this host: their facts, gathered once, and their resources, open only while something uses them.
 
 use super::address::PortAddress;
+use super::fusion;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::host::pci;
@@ -17,6 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub struct Device {
     /// The port.
     pub port: Port,
+    /// Its number among the ports of this process.
+    pub index: u8,
     /// `sys_image_guid`, in host order.
     pub guid: u64,
     /// Mb/s.
@@ -155,8 +158,12 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     } else {
         (0..devices.len()).collect()
     };
-    let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
-    Ok(order.into_iter().filter_map(|index| devices.get(index).cloned()).collect())
+    for (place, index) in order.iter().enumerate() {
+        devices[*index].index = u8::try_from(place).unwrap_or(u8::MAX);
+    }
+    let mut devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
+    devices.sort_by_key(|device| device.index);
+    Ok(devices)
 }
 
 fn ports_of(
@@ -221,6 +228,7 @@ fn ports_of(
             rail: decision.rail,
             plane: decision.plane,
             open: Arc::clone(&shared),
+            index: 0,
             port,
         });
     }
@@ -263,11 +271,25 @@ pub struct VirtualDevice {
     pub name: String,
 }
 
+impl VirtualDevice {
+    /// Made of several of `ports`.
+    pub fn fused(members: Vec<usize>, ports: &[Arc<Device>]) -> Self {
+        let names: Vec<_> = members
+            .iter()
+            .filter_map(|m| ports.get(*m))
+            .map(|port| port.port.device.as_str())
+            .collect();
+        Self { name: names.join("+"), members }
+    }
+}
+
 /// All devices of this process.
 #[derive(Debug)]
 pub struct Devices {
     ports: Vec<Arc<Device>>,
     virtuals: Vec<VirtualDevice>,
+    /// What was fused before these devices were found, in the place of what will be.
+    earlier: Vec<Option<VirtualDevice>>,
 }
 
 impl Devices {
@@ -282,7 +304,8 @@ impl Devices {
                 name: port.port.device.clone(),
             })
             .collect();
-        Self { ports, virtuals }
+        let earlier = fusion::earlier(&ports);
+        Self { ports, virtuals, earlier }
     }
 
     /// Number of devices, fused ones included.
@@ -300,7 +323,9 @@ impl Devices {
     /// # Errors
     /// There is no such device.
     pub fn get(&self, index: i32) -> Result<&VirtualDevice> {
-        usize::try_from(index).ok().and_then(|i| self.virtuals.get(i)).ok_or_else(|| {
+        let earlier = |i: usize| self.earlier.get(i.checked_sub(self.ports.len())?)?.as_ref();
+        let find = |i| self.virtuals.get(i).or_else(|| earlier(i));
+        usize::try_from(index).ok().and_then(find).ok_or_else(|| {
             Error::argument(format!(
                 "there is no device {index}; this host has {}",
                 self.virtuals.len()
@@ -343,8 +368,10 @@ impl Devices {
         if ports.iter().any(|p| of(p).ethernet != of(&ports[0]).ethernet) {
             return Err(Error::usage("devices of different link layers cannot be fused"));
         }
-        let name = ports.iter().map(|p| of(p).port.device.as_str()).collect::<Vec<_>>().join("+");
-        self.virtuals.push(VirtualDevice { members: ports, name });
+        let device = VirtualDevice::fused(ports, &self.ports);
+        fusion::remember(self.virtuals.len() - self.ports.len(), &device, &self.ports);
+        tracing::info!("{} made of devices {members:?}", device.name);
+        self.virtuals.push(device);
         i32::try_from(self.virtuals.len() - 1).map_err(|_| Error::usage("too many devices"))
     }
 }

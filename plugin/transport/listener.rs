@@ -13,6 +13,7 @@ use super::fifo;
 use super::flush::{FLUSH_DEPTH, FlushQp};
 use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
 use super::recv::{self, RecvComm};
+use super::subnet::Subnet;
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
 use super::{Comm, CommShared, Whose, next_owner};
 use crate::config::FlushPolicy;
@@ -86,7 +87,9 @@ impl Listener {
             v6.set_flowinfo(0);
         }
         let nonce = random();
-        Handle { addr, nonce, rails: rails.len() as u8 }.write(handle);
+        let links = rails.iter().map(|rail| rail.address.links).max().unwrap_or(1);
+        let subnets = transport.advertised_subnets(&rails);
+        Handle { addr, nonce, rails: rails.len() as u8, links, subnets }.write(handle);
         Ok(Self {
             transport: Arc::clone(transport),
             socket,
@@ -208,14 +211,16 @@ impl Listener {
     }
 
     fn begin(&self, channel: &mut Channel, hello: &End) -> Result<Setup> {
-        let rails = self.rails.clone();
-        let stride = fifo::stride(rails.len());
+        // The connector chose the entries by the handle. Whatever device is used instead has one port.
+        let stride = fifo::stride(self.rails.len());
         if usize::from(hello.stride) != stride {
             return Err(Error::remote(format!(
                 "credit entries of {} bytes; {stride} are right",
                 hello.stride
             )));
         }
+        let subnets = hello.rails.iter().map(Subnet::of_wire).collect::<Option<Vec<_>>>();
+        let rails = self.transport.rails_in_reach(self.rails.clone(), &subnets.unwrap_or_default());
         let sizes = Sizes {
             send: CREDIT_DEPTH,
             counted: 0,

@@ -15,6 +15,7 @@ pub mod failure;
 pub mod fifo;
 pub mod flush;
 pub mod fork;
+pub mod fusion;
 pub mod host_memory;
 pub mod lane;
 pub mod listener;
@@ -27,6 +28,7 @@ pub mod request;
 pub mod send;
 pub mod slot;
 pub mod stripe;
+pub mod subnet;
 pub mod wire;
 
 use crate::config::{RegFallback, Settings};

@@ -12,7 +12,7 @@ use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
-use super::stripe::Imm;
+use super::stripe::{Imm, Stripes};
 use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
 use crate::memory::registry::Registered;
@@ -39,8 +39,8 @@ pub struct Route {
     pub record_addr: u64,
     /// Keys of the size records in the receiver's rail order.
     pub record_rkeys: Vec<u32>,
-    /// Lanes that one message may use.
-    pub width: u32,
+    /// How messages are cut over the lanes.
+    pub stripes: Stripes,
     /// Largest payload of one work request, over all rails.
     pub max_message: u32,
     /// Bytes that may be posted inline on every lane.
@@ -211,7 +211,7 @@ impl SendComm {
     /// The largest message that takes one work request.
     fn usual_limit(&self) -> u32 {
         let few_lanes = self.route.lanes.len() <= SLOTS;
-        if self.route.width == 1 && self.fifo.is_short() && few_lanes {
+        if self.route.stripes.width() == 1 && self.fifo.is_short() && few_lanes {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
             0

@@ -8,6 +8,7 @@
 //! connector sends ready. One and a half round trips.
 
 use super::stripe::MAX_PARTS;
+use super::subnet::Subnet;
 use crate::error::{Error, Result};
 use crate::memory::region::MAX_RAILS;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -15,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 /// Bytes of NCCL's opaque handle.
 pub const HANDLE_BYTES: usize = 128;
 /// Raised when a message or the meaning of shared memory changes.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Largest body of a message: a hello with 128 lanes is below 4 KiB.
 pub const MAX_BODY: usize = 8192;
 
@@ -23,7 +24,10 @@ const HANDLE_MAGIC: u64 = u64::from_le_bytes(*b"PINRAILh");
 const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"PNRL");
 /// Bytes before a message's body: magic, version, kind, length.
 pub const HEADER_BYTES: usize = 12;
-const CHECKED_BYTES: usize = 56;
+/// Where the checksum is: of what lies before it and behind the connector's own part.
+const CHECKSUM: std::ops::Range<usize> = 48..56;
+/// Where in the handle the connector keeps the name of its attempt.
+const TOKEN: std::ops::Range<usize> = 56..64;
 const MAX_TEXT: usize = 64;
 
 /// What a listener tells the connector through NCCL.
@@ -35,10 +39,14 @@ pub struct Handle {
     pub nonce: u64,
     /// Rails of the listener's device.
     pub rails: u8,
+    /// Links behind the listener's most bonded port; 1 where none is bonded.
+    pub links: u8,
+    /// Subnets of the listener's rails in their order, where it chooses devices by subnet; else empty.
+    pub subnets: Vec<Subnet>,
 }
 
 impl Handle {
-    /// Writes the handle; the part behind it is the connector's own and zero.
+    /// Writes the handle; the connector's own part is zero.
     pub fn write(&self, out: &mut [u8; HANDLE_BYTES]) {
         let mut w = Writer::default();
         w.u64(HANDLE_MAGIC);
@@ -46,20 +54,24 @@ impl Handle {
         w.u8(self.rails);
         w.u8(if self.addr.is_ipv4() { 4 } else { 6 });
         w.u16(self.addr.port());
-        w.u16(0);
+        let subnets = &self.subnets[..self.subnets.len().min(MAX_RAILS)];
+        w.u8(subnets.len() as u8);
+        w.u8(subnets.iter().enumerate().fold(0, |bits, (i, s)| bits | u8::from(s.is_ipv4()) << i));
         match self.addr {
             SocketAddr::V4(a) => w.bytes(&a.ip().to_ipv6_mapped().octets()),
             SocketAddr::V6(a) => w.bytes(&a.ip().octets()),
         }
         w.u32(if let SocketAddr::V6(a) = self.addr { a.scope_id() } else { 0 });
-        w.u32(0);
+        w.u8(self.links);
+        w.bytes(&[0; 3]);
         w.u64(self.nonce);
-        w.u64(0);
-        debug_assert_eq!(w.0.len(), CHECKED_BYTES);
-        let sum = checksum(&w.0);
-        w.u64(sum);
+        debug_assert_eq!(w.0.len(), CHECKSUM.start);
+        w.0.resize(TOKEN.end, 0);
+        subnets.iter().for_each(|subnet| w.bytes(&subnet.bytes()));
         w.0.resize(HANDLE_BYTES, 0);
         out.copy_from_slice(&w.0);
+        let sum = handle_checksum(out);
+        out[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
     }
 
     /// Reads a handle that NCCL passed on.
@@ -83,19 +95,25 @@ impl Handle {
         let rails = r.u8()?;
         let family = r.u8()?;
         let port = r.u16()?;
-        r.u16()?;
+        let (subnets, ipv4) = (usize::from(r.u8()?), r.u8()?);
         let ip = Ipv6Addr::from(r.array::<16>()?);
         let scope = r.u32()?;
-        r.u32()?;
+        let links = r.u8()?;
+        r.array::<3>()?;
         let nonce = r.u64()?;
-        r.u64()?;
         let damaged = || Error::remote("the connection handle was damaged on its way");
-        if r.u64()? != checksum(&bytes[..CHECKED_BYTES])
+        if r.u64()? != handle_checksum(bytes)
             || rails == 0
             || usize::from(rails) > MAX_RAILS
+            || links == 0
+            || subnets > MAX_RAILS
         {
             return Err(damaged());
         }
+        r.u64()?;
+        let subnets = (0..subnets)
+            .map(|i| Ok(Subnet::from_bytes(ipv4 >> i & 1 != 0, r.array()?)))
+            .collect::<Result<_>>()?;
         let addr = match family {
             4 => SocketAddr::new(
                 IpAddr::V4(ip.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED)),
@@ -104,12 +122,14 @@ impl Handle {
             6 => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
             _ => return Err(damaged()),
         };
-        Ok(Self { addr, nonce, rails })
+        Ok(Self { addr, nonce, rails, links, subnets })
     }
 }
 
-/// Where in the handle the connector keeps the name of its attempt.
-const TOKEN: std::ops::Range<usize> = 64..72;
+/// The checksum of a handle, which covers all of it but itself and the connector's own part.
+fn handle_checksum(bytes: &[u8; HANDLE_BYTES]) -> u64 {
+    checksum(bytes[..CHECKSUM.start].iter().chain(&bytes[TOKEN.end..]))
+}
 
 /// The attempt that belongs to this handle buffer; `None` before the first call.
 pub fn token(handle: &[u8; HANDLE_BYTES]) -> Option<u64> {
@@ -124,9 +144,8 @@ pub fn set_token(handle: &mut [u8; HANDLE_BYTES], token: u64) {
 }
 
 /// FNV-1a: detects damage, not malice.
-fn checksum(bytes: &[u8]) -> u64 {
+fn checksum<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     bytes
-        .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
 }
 
@@ -150,6 +169,10 @@ pub struct WireRail {
     pub link_layer: u8,
     /// `IBV_MTU_*`, active.
     pub mtu: u8,
+    /// Number of the port among the devices of its process.
+    pub port: u8,
+    /// Mb/s; 0 where it is not known.
+    pub speed: u32,
     /// The GID that the other side addresses.
     pub gid: [u8; 16],
     /// Key of the FIFO (sender) or the size records (receiver).
@@ -184,6 +207,20 @@ pub struct End {
     pub rails: Vec<WireRail>,
     /// Lanes.
     pub lanes: Vec<WireLane>,
+}
+
+impl End {
+    /// Numbers of its ports, sorted.
+    pub fn numbers(&self) -> Vec<u8> {
+        let mut numbers: Vec<_> = self.rails.iter().map(|rail| rail.port).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Speeds of its ports in Mb/s, in the order of its rails.
+    pub fn speeds(&self) -> Vec<u32> {
+        self.rails.iter().map(|rail| rail.speed).collect()
+    }
 }
 
 /// What the connector sends first.
@@ -329,6 +366,8 @@ impl Writer {
             self.u16(rail.lid);
             self.u8(rail.link_layer);
             self.u8(rail.mtu);
+            self.u8(rail.port);
+            self.u32(rail.speed);
             self.bytes(&rail.gid);
             self.u32(rail.rkey);
         }
@@ -388,6 +427,8 @@ impl Reader<'_> {
                 lid: self.u16()?,
                 link_layer: self.u8()?,
                 mtu: self.u8()?,
+                port: self.u8()?,
+                speed: self.u32()?,
                 gid: self.array()?,
                 rkey: self.u32()?,
             });

@@ -14,6 +14,7 @@ extern "C" {
 
 struct ibv_context;
 struct ibv_qp_attr;
+struct ibv_ece;
 
 /* Held mode: send requests that are posted from now on stay pending, nothing of them happens. Ending it runs them. */
 int softrnic_hold(int on);
@@ -37,6 +38,19 @@ int softrnic_leaks(void);
 
 /* Attributes and mask of the last successful modify that led to `state`; fills 136 bytes. ENOENT if there was none. */
 int softrnic_qp_trace(uint32_t qp_num, int state, struct ibv_qp_attr *attr, int *mask);
+
+/* Numbers of the live QPs of the process in ascending order, up to `max` of them. Returns how many there are. */
+int softrnic_qps(uint32_t *numbers, int max);
+
+/* The vendor extensions (ECE) that were set on a QP; 12 bytes. ENOENT if none were. */
+int softrnic_qp_ece(uint32_t qp_num, struct ibv_ece *ece);
+
+/* Makes the next `count` changes of any QP to `state` fail with an errno (up to 4095), and nothing else of them happen. */
+int softrnic_fail_modify_qp(int state, uint64_t count, int errno_value);
+
+/* Replaces an entry of a port's GID table in this process, with the async event. `entry` is written as in SOFTRNIC_GIDS;
+ * "-" empties the slot. QPs keep the addresses they were given. */
+int softrnic_set_gid(const char *device, int port, int index, const char *entry);
 
 /* Raises an async event. `element` is the QP number, CQ handle, SRQ handle or port number, by event type. */
 int softrnic_inject_event(struct ibv_context *context, int event_type, uint32_t element);

@@ -1,11 +1,13 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use crate::abi::*;
-use crate::env::settings;
+use crate::device::{Device, publish_gids};
+use crate::env::{parse_gid, settings};
 use crate::objects::{CHANNELS, CONTEXTS, CQS, MRS, PDS, QPS, SRQS};
+use crate::sync::lock;
 
 fn hold() -> &'static AtomicBool {
     static HOLD: OnceLock<AtomicBool> = OnceLock::new();
@@ -64,6 +66,41 @@ pub fn set_failure(errno: i32) -> Result<(), i32> {
         0 => FAIL_ERRNO.store(libc::ENOMEM, Ordering::Relaxed),
         1..=4095 => FAIL_ERRNO.store(errno, Ordering::Relaxed),
         _ => return Err(libc::EINVAL),
+    }
+    Ok(())
+}
+
+/// The changes of state that fail: which state, how many of them, with what errno.
+static FAIL_MODIFY: Mutex<(u32, u64, i32)> = Mutex::new((0, 0, 0));
+
+/// Makes the next `count` changes to `state` fail.
+pub fn fail_modify(state: u32, count: u64, errno: i32) -> Result<(), i32> {
+    if !(1..=4095).contains(&errno) {
+        return Err(libc::EINVAL);
+    }
+    *lock(&FAIL_MODIFY) = (state, count, errno);
+    Ok(())
+}
+
+/// The errno with which a test makes a change to `state` fail.
+pub fn injected_modify_failure(state: u32) -> Option<i32> {
+    let mut fail = lock(&FAIL_MODIFY);
+    if fail.0 != state || fail.1 == 0 {
+        return None;
+    }
+    fail.1 -= 1;
+    Some(fail.2)
+}
+
+/// Replaces a GID of a port and raises the event on the device's contexts.
+pub fn set_gid(device: &Device, port: u8, index: usize, entry: &str) -> Result<(), i32> {
+    let to = parse_gid(entry, device.link(port)).ok_or(libc::EINVAL)?;
+    device.set_gid(port, index, to).ok_or(libc::EINVAL)?;
+    for context in CONTEXTS.all().into_iter().filter(|c| c.device.index == device.index) {
+        if let Some(slot) = device.port_slot(port, context.process.region.header()) {
+            publish_gids(device, port, slot);
+        }
+        context.raise(EVENT_GID_CHANGE, u32::from(port), 0);
     }
     Ok(())
 }

@@ -1,13 +1,19 @@
 //! Devices and their ports.
 
+use std::collections::HashMap;
 use std::ffi::c_char;
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
+use std::sync::{LazyLock, Mutex, OnceLock};
 
 use crate::abi::*;
 use crate::env::{GidSetting, settings};
 use crate::public::{Public, zeroed};
 use crate::shm::layout::Header;
+use crate::sync::lock;
+
+/// Slots of GID tables (device, port, index) that were changed after the start.
+static CHANGED_GIDS: LazyLock<Mutex<HashMap<(usize, u8, usize), GidSetting>>> =
+    LazyLock::new(Mutex::default);
 
 /// A device. Lives as long as the process: handles of a freed device list stay valid.
 #[repr(C)]
@@ -115,18 +121,20 @@ impl Device {
         let s = settings();
         let slot = self.port_slot(port, header)?;
         let active = slot.state.load(Ordering::Relaxed) == PORT_ACTIVE;
-        let (speed, width) = s.speed_width();
-        let ethernet = s.link == LINK_ETHERNET;
+        let (speed, width) = s.speed_width(self.index, port);
+        let link = self.link(port);
+        let ethernet = link == LINK_ETHERNET;
         Some(PortAttr {
             state: if active { PORT_ACTIVE } else { PORT_DOWN },
             max_mtu: s.mtu_code(),
             active_mtu: s.mtu_code(),
-            gid_tbl_len: i32::try_from(s.gids.len()).unwrap_or(1),
+            gid_tbl_len: i32::try_from(s.port_gids(self.index, port).len()).unwrap_or(1),
             // CM supported; IP-based GIDs on Ethernet.
             port_cap_flags: 1 << 16 | if ethernet { 1 << 26 } else { 0 },
             max_msg_sz: s.max_msg_sz(),
             pkey_tbl_len: u16::try_from(s.pkeys.len()).unwrap_or(1),
-            lid: if ethernet { 0 } else { s.lid(self.index, port) },
+            lid: s.lid(self.index, port),
+            flags: s.port_flags(),
             sm_lid: u16::from(!ethernet),
             max_vl_num: 1,
             active_width: width,
@@ -134,7 +142,7 @@ impl Device {
             active_speed: u8::try_from(speed).unwrap_or(128),
             // 5 = link up, 3 = disabled.
             phys_state: if active { 5 } else { 3 },
-            link_layer: u8::try_from(s.link).unwrap_or(0),
+            link_layer: u8::try_from(link).unwrap_or(0),
             active_speed_ex: speed,
             ..PortAttr::default()
         })
@@ -152,17 +160,41 @@ impl Device {
         header.ports.get(self.index)?.get(usize::from(port) - 1)
     }
 
+    /// Link layer code of a port.
+    pub fn link(&self, port: u8) -> u32 {
+        settings().link(self.index, port)
+    }
+
+    /// The GID table of a port as it is now.
+    pub fn gids(&self, port: u8) -> Vec<GidSetting> {
+        let changed = lock(&CHANGED_GIDS);
+        let mut table = settings().port_gids(self.index, port);
+        for (index, entry) in table.iter_mut().enumerate() {
+            if let Some(new) = changed.get(&(self.index, port, index)) {
+                *entry = *new;
+            }
+        }
+        table
+    }
+
     /// A GID table entry.
     pub fn gid(&self, port: u8, index: usize) -> Option<GidSetting> {
         if port == 0 || port > settings().ports() {
             return None;
         }
-        settings().port_gids(self.index, port).get(index).copied()
+        self.gids(port).get(index).copied()
+    }
+
+    /// Replaces a GID table entry; `None` where there is no such slot.
+    pub fn set_gid(&self, port: u8, index: usize, to: GidSetting) -> Option<()> {
+        self.gid(port, index)?;
+        lock(&CHANGED_GIDS).insert((self.index, port, index), to);
+        Some(())
     }
 
     /// Port speed in units of 100 Mb/s.
-    pub fn speed(&self) -> u64 {
-        let (speed, width) = settings().speed_width();
+    pub fn speed(&self, port: u8) -> u64 {
+        let (speed, width) = settings().speed_width(self.index, port);
         // Lane rates in 100 Mb/s by speed code; lanes by width code.
         let lane = match speed {
             1 => 25,
@@ -191,21 +223,26 @@ pub fn gid_words(gid: &Gid) -> [u64; 2] {
     [half(0), half(8)]
 }
 
+/// Writes the GID table of a port where peers look.
+pub fn publish_gids(device: &Device, port: u8, slot: &crate::shm::layout::PortSlot) {
+    let gids = device.gids(port);
+    for (to, from) in slot.gid.iter().zip(&gids) {
+        let words = gid_words(&from.gid);
+        to[0].store(words[0], Ordering::Relaxed);
+        to[1].store(words[1], Ordering::Relaxed);
+    }
+    slot.gids.store(u32::try_from(gids.len()).unwrap_or(0), Ordering::Relaxed);
+}
+
 /// Writes the state of all ports into a fresh region.
 pub fn publish_ports(header: &Header) {
     let s = settings();
     for device in devices() {
         for port in 1..=s.ports() {
             let Some(slot) = device.port_slot(port, header) else { continue };
-            let gids = s.port_gids(device.index, port);
-            for (to, from) in slot.gid.iter().zip(&gids) {
-                let words = gid_words(&from.gid);
-                to[0].store(words[0], Ordering::Relaxed);
-                to[1].store(words[1], Ordering::Relaxed);
-            }
-            slot.gids.store(u32::try_from(gids.len()).unwrap_or(0), Ordering::Relaxed);
+            publish_gids(device, port, slot);
             slot.lid.store(u32::from(s.lid(device.index, port)), Ordering::Relaxed);
-            slot.link.store(s.link, Ordering::Relaxed);
+            slot.link.store(device.link(port), Ordering::Relaxed);
             slot.state.store(PORT_ACTIVE, Ordering::Release);
         }
     }

@@ -47,10 +47,12 @@ pub struct Settings {
     pub fabric: String,
     /// Device names.
     pub names: Vec<String>,
-    /// Link layer code.
-    pub link: u32,
-    /// GID table of the first port.
-    pub gids: Vec<GidSetting>,
+    /// Link layer codes of the ports in order; the last one counts for all later ports.
+    links: Vec<u32>,
+    /// Speed codes of the ports in order; the last counts for the rest.
+    speeds: Vec<u32>,
+    /// GID tables of the ports in order; later ports count up from the last one.
+    gids: Vec<Vec<GidSetting>>,
     /// P_Key table.
     pub pkeys: Vec<u16>,
     /// Whether send requests are held from the start.
@@ -124,7 +126,11 @@ fn memlock() -> Quota {
     }
 }
 
-fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
+/// Reads `address[/v1|/v2|/ib][@ifindex]`, or `-` for an empty slot.
+pub fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
+    if entry == "-" {
+        return Some(GidSetting { gid: Gid::default(), kind: GID_TYPE_IB, ifindex: 0 });
+    }
     let (entry, ifindex) = match entry.split_once('@') {
         Some((head, index)) => (head, index.trim().parse().ok()?),
         None => (entry, 0),
@@ -144,21 +150,52 @@ fn parse_gid(entry: &str, link: u32) -> Option<GidSetting> {
     Some(GidSetting { gid: Gid { raw: address.octets() }, kind, ifindex })
 }
 
-fn gids(link: u32) -> Vec<GidSetting> {
-    let value = text("GIDS");
+fn gid_table(text: &str, link: u32) -> Vec<GidSetting> {
     let default = if link == LINK_ETHERNET { "192.168.77.1" } else { "fe80::5aff:1" };
     let mut table = Vec::new();
-    for entry in value.split(',').map(str::trim).filter(|e| !e.is_empty()) {
+    for entry in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
         match parse_gid(entry, link) {
             Some(gid) if table.len() < MAX_GIDS => table.push(gid),
-            Some(_) => warn("GIDS", &value, "too many entries", "the first ones"),
-            None => warn("GIDS", entry, "not address[/v1|/v2|/ib][@ifindex]", "the other entries"),
+            Some(_) => warn("GIDS", text, "too many entries", "the first ones"),
+            None => {
+                warn("GIDS", entry, "not address[/v1|/v2|/ib][@ifindex] or -", "the other entries");
+            }
         }
     }
     if table.is_empty() {
         table.extend(parse_gid(default, link));
     }
     table
+}
+
+fn gids(links: &[u32]) -> Vec<Vec<GidSetting>> {
+    let link = |port: usize| links.get(port).or(links.last()).copied().unwrap_or(LINK_ETHERNET);
+    text("GIDS").split(';').enumerate().map(|(port, table)| gid_table(table, link(port))).collect()
+}
+
+fn speeds() -> Vec<u32> {
+    let value = text("SPEED");
+    let code = |entry: &str| match parse_u64(entry).and_then(|v| u32::try_from(v).ok()) {
+        Some(code) if (1..=1024).contains(&code) => code,
+        _ => {
+            warn("SPEED", &value, "not a code from 1 to 1024, or a comma list of them", "32");
+            32
+        }
+    };
+    value.split(',').map(code).collect()
+}
+
+fn links() -> Vec<u32> {
+    let value = text("LINK");
+    let code = |word: &str| match word.trim() {
+        "ethernet" => LINK_ETHERNET,
+        "ib" => LINK_INFINIBAND,
+        _ => {
+            warn("LINK", &value, "not ethernet or ib, or a comma list of them", "ethernet");
+            LINK_ETHERNET
+        }
+    };
+    value.split(',').map(code).collect()
 }
 
 fn pkeys() -> Vec<u16> {
@@ -206,7 +243,7 @@ impl Settings {
                 eprintln!("softrnic: WARN unknown setting SOFTRNIC_{key}");
             }
         }
-        let link = [LINK_ETHERNET, LINK_INFINIBAND][choice("LINK", &["ethernet", "ib"], 0)];
+        let links = links();
         let fabric_text = text("FABRIC");
         let mut fabric: String = fabric_text
             .chars()
@@ -223,8 +260,9 @@ impl Settings {
         Self {
             fabric,
             names: names(devices),
-            link,
-            gids: gids(link),
+            gids: gids(&links),
+            links,
+            speeds: speeds(),
             pkeys: pkeys(),
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
             fork: [Pair::CopyOnFork, Pair::OldKernel, Pair::OldLibrary]
@@ -254,16 +292,41 @@ impl Settings {
         self.n(N::MTU).ilog2().saturating_sub(7)
     }
 
-    /// Speed code, width code.
-    pub fn speed_width(&self) -> (u32, u8) {
-        (self.n32(N::SPEED), u8::try_from(self.n(N::WIDTH)).unwrap_or(2))
+    /// Speed code, width code of a port.
+    pub fn speed_width(&self, device: usize, port: u8) -> (u32, u8) {
+        let at = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
+        let speed = self.speeds.get(at).or(self.speeds.last()).copied().unwrap_or(32);
+        (speed, u8::try_from(self.n(N::WIDTH)).unwrap_or(2))
+    }
+
+    /// Position of a port among all ports of the process.
+    fn ordinal(&self, device: usize, port: u8) -> usize {
+        device * usize::from(self.ports()) + usize::from(port.saturating_sub(1))
+    }
+
+    /// Link layer code of a port.
+    pub fn link(&self, device: usize, port: u8) -> u32 {
+        let at = self.ordinal(device, port);
+        self.links.get(at).or(self.links.last()).copied().unwrap_or(LINK_ETHERNET)
     }
 
     /// LID of a port.
     pub fn lid(&self, device: usize, port: u8) -> u16 {
+        if self.link(device, port) == LINK_ETHERNET {
+            return u16::try_from(self.n(N::ETHERNET_LID)).unwrap_or(0);
+        }
         let first = u16::try_from(self.n(N::LID)).unwrap_or(1);
-        let step = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
-        first.wrapping_add(u16::try_from(step).unwrap_or(0))
+        first.wrapping_add(u16::try_from(self.ordinal(device, port)).unwrap_or(0))
+    }
+
+    /// Port flags, of which there is one: a global header is required.
+    pub fn port_flags(&self) -> u8 {
+        u8::from(self.n(N::GRH) != 0)
+    }
+
+    /// Options of the extension word (ECE) that devices know.
+    pub fn ece_options(&self) -> u32 {
+        self.n32(N::ECE)
     }
 
     /// Largest number of QPs.
@@ -359,12 +422,14 @@ impl Settings {
         }
     }
 
-    /// GID table of one port: the configured addresses with the port's ordinal added to the last 16 bits.
+    /// GID table of one port at the start: its own, or the last one with the number of ports from there added to the last
+    /// 16 bits of every address.
     pub fn port_gids(&self, device: usize, port: u8) -> Vec<GidSetting> {
-        let step = device * usize::from(self.ports()) + usize::from(port.saturating_sub(1));
-        let step = u16::try_from(step).unwrap_or(0);
-        let mut table = self.gids.clone();
-        for entry in &mut table {
+        let at = self.ordinal(device, port);
+        let from = at.min(self.gids.len().saturating_sub(1));
+        let step = u16::try_from(at - from).unwrap_or(0);
+        let mut table = self.gids.get(from).cloned().unwrap_or_default();
+        for entry in table.iter_mut().filter(|entry| entry.gid != Gid::default()) {
             let last =
                 u16::from_be_bytes([entry.gid.raw[14], entry.gid.raw[15]]).wrapping_add(step);
             entry.gid.raw[14..].copy_from_slice(&last.to_be_bytes());
@@ -390,6 +455,7 @@ mod tests {
         assert_eq!((gid.kind, gid.ifindex), (GID_TYPE_ROCE_V1, 7));
         assert!(parse_gid("10.1.2.3/v9", LINK_ETHERNET).is_none());
         assert!(parse_gid("rubbish", LINK_ETHERNET).is_none());
+        assert_eq!(parse_gid("-", LINK_ETHERNET).expect("an empty slot").gid, Gid::default());
     }
 
     #[test]

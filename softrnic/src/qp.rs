@@ -300,7 +300,8 @@ impl Qp {
         let there = ports.and_then(|p| p.get((port & 0xff).wrapping_sub(1) as usize));
         let there = there.ok_or(Verdict::Failed(WC_RETRY_EXC_ERR))?;
         let ah = &sq.attr.ah_attr;
-        let ethernet = settings().link == LINK_ETHERNET;
+        let own = self.pd.context.device.link(sq.attr.port_num);
+        let ethernet = own == LINK_ETHERNET;
         let link = there.link.load(Ordering::Relaxed);
         let lid_ok = ethernet || there.lid.load(Ordering::Relaxed) == u32::from(ah.dlid);
         let words = gid_words(&ah.grh.dgid);
@@ -309,7 +310,7 @@ impl Qp {
             || there.gid[..known].iter().any(|g| {
                 g[0].load(Ordering::Relaxed) == words[0] && g[1].load(Ordering::Relaxed) == words[1]
             });
-        if link != settings().link || !lid_ok || !gid_ok {
+        if link != own || !lid_ok || !gid_ok {
             // The address leads nowhere: packets are lost.
             return Err(Verdict::Failed(WC_RETRY_EXC_ERR));
         }
@@ -327,15 +328,27 @@ impl Qp {
         let next = if mask & QP_STATE != 0 { attr.qp_state } else { now };
         check_mask(now, next, mask)?;
         let s = settings();
+        let device = self.pd.context.device;
+        let port = if mask & QP_PORT != 0 { attr.port_num } else { sq.attr.port_num };
+        let gids = device.gids(port);
         let limits = Limits {
             ports: s.ports(),
             pkeys: s.pkeys.len(),
-            gids: s.gids.len(),
+            gids: gids.len(),
             mtu: s.mtu_code(),
             rd_atom: s.max_rd_atom(),
-            ethernet: s.link == LINK_ETHERNET,
+            ethernet: device.link(port) == LINK_ETHERNET,
         };
         check_values(attr, mask, &limits)?;
+        let ah = &attr.ah_attr;
+        let source = gids.get(usize::from(ah.grh.sgid_index)).map(|entry| entry.gid);
+        if mask & QP_AV != 0 && ah.is_global != 0 && source == Some(Gid::default()) {
+            // An empty slot of the table is no source address.
+            return Err(libc::EINVAL);
+        }
+        if let Some(errno) = crate::control::injected_modify_failure(next) {
+            return Err(errno);
+        }
         if next == QPS_RTR {
             // A kernel that refuses access is better reported here than by a timeout later.
             if let Err(Unreachable::Refused(error)) = self.process().peer(attr.dest_qp_num >> 16) {

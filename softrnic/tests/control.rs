@@ -207,3 +207,58 @@ fn no_thread_and_no_descriptor_survive_the_last_close() {
     softrnic::objects::CONTEXTS.purge();
     assert_eq!(census(), before);
 }
+
+fn set_gid(index: i32, entry: &CStr) -> i32 {
+    // SAFETY: NUL-terminated strings.
+    unsafe { softrnic_set_gid(c"softrnic0".as_ptr(), 1, index, entry.as_ptr()) }
+}
+
+#[test]
+fn a_gid_can_be_replaced_and_emptied() {
+    let _turn = turn();
+    let p = Pair::unconnected(cap());
+    assert_eq!(set_gid(0, c"10.9.8.7"), 0);
+    assert_eq!(p.device.event(), (EVENT_GID_CHANGE, 1));
+    let mut gid = Gid::default();
+    // SAFETY: an open context and a valid out-pointer.
+    assert_eq!(
+        unsafe { softrnic::capi::devices::ibv_query_gid(p.device.context, 1, 0, &raw mut gid) },
+        0
+    );
+    assert_eq!(gid.raw[10..], [0xff, 0xff, 10, 9, 8, 7]);
+    // An empty slot is no source.
+    let attr = QpAttr { path_mtu: 3, ..p.a.attr(p.b.num()) };
+    assert_eq!(set_gid(0, c"-"), 0);
+    assert_eq!(p.device.event().0, EVENT_GID_CHANGE);
+    assert_eq!(p.a.to(&attr, QPS_INIT), 0);
+    assert_eq!(p.a.to(&attr, QPS_RTR), libc::EINVAL);
+    assert_eq!(set_gid(0, c"192.168.77.1"), 0);
+    assert_eq!(p.device.event().0, EVENT_GID_CHANGE);
+    assert_eq!([set_gid(99, c"-"), set_gid(0, c"rubbish")], [libc::EINVAL; 2]);
+}
+
+#[test]
+fn changes_of_state_fail_as_often_as_asked() {
+    let _turn = turn();
+    let p = Pair::unconnected(cap());
+    let attr = QpAttr { path_mtu: 3, ..p.a.attr(p.b.num()) };
+    assert_eq!(softrnic_fail_modify_qp(QPS_RTR.cast_signed(), 2, libc::ETIMEDOUT), 0);
+    assert_eq!(p.a.to(&attr, QPS_INIT), 0);
+    for wanted in [libc::ETIMEDOUT, libc::ETIMEDOUT, 0] {
+        assert_eq!(p.a.to(&attr, QPS_RTR), wanted);
+    }
+    assert_eq!(softrnic_fail_modify_qp(2, 1, 0), libc::EINVAL);
+}
+
+#[test]
+fn live_queue_pairs_are_listed() {
+    let _turn = turn();
+    // SAFETY: no array, no entries.
+    let before = unsafe { softrnic_qps(std::ptr::null_mut(), 0) };
+    let p = Pair::unconnected(cap());
+    let mut numbers = [0; 256];
+    // SAFETY: an array of 256.
+    assert_eq!(unsafe { softrnic_qps(numbers.as_mut_ptr(), 256) }, before + 2);
+    let live = &numbers[..usize::try_from(before).unwrap() + 2];
+    assert!(live.is_sorted() && live.contains(&p.a.num()) && live.contains(&p.b.num()));
+}

@@ -12,7 +12,7 @@ use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
 use crate::transport::lane::{Kind, WrId};
 use crate::transport::request::Request;
-use crate::transport::stripe::{self, Imm};
+use crate::transport::stripe::Imm;
 use crate::verbs::wr::{Flags, Local, Remote};
 use std::sync::Arc;
 
@@ -173,10 +173,10 @@ impl SendComm {
     fn begin_posting(&mut self, slot: usize, sequence: u32) {
         let forming = &mut *self.forming;
         let list = &forming.list[..forming.members];
-        let width = self.route.width;
+        let (stripes, first) = (&self.route.stripes, self.lane);
         let longest = list.iter().map(|m| m.len).max().unwrap_or(0);
-        let parts = list.iter().map(|m| stripe::parts(m.len, width)).max().unwrap_or(1);
-        let share = stripe::range(longest, width, 0).1;
+        let parts = list.iter().map(|m| stripes.parts(m.len, first)).max().unwrap_or(1);
+        let share = stripes.longest(longest, first);
         let adaptive = self.route.adaptive_threshold.is_some_and(|t| longest > t);
         let copied = forming.sources.iter().any(Option::is_some);
         let most = most_at_once(self.route.max_message, copied);
@@ -202,7 +202,7 @@ impl SendComm {
         let Some(mut cursor) = self.forming.cursor else { return Ok(()) };
         let sequence = self.next;
         let slot = sequence.wrapping_sub(1) as usize % SLOTS;
-        let lanes = self.route.lanes.len();
+        let lanes = self.route.stripes.lanes();
         // A device that completes as fast as the host copies would keep this call for the whole message. The completion
         // of the last copy resumes here.
         let copied = self.copied_bytes;
@@ -234,7 +234,7 @@ impl SendComm {
             self.forming.matched = [false; MEMBERS];
             self.forming.sources = Default::default();
             self.simple_limit = self.usual_limit();
-            self.lane = (self.lane + self.route.width as usize) % lanes;
+            self.lane = (self.lane + self.route.stripes.width() as usize) % lanes;
         } else {
             self.forming.cursor = Some(cursor);
         }
@@ -281,7 +281,7 @@ impl SendComm {
         let at = &self.route.lanes[lane];
         let (rail, remote_rail) = (at.rail % MAX_RAILS, at.remote_rail % MAX_RAILS);
         let first = at.position(0);
-        let (width, max_message) = (self.route.width, self.route.max_message);
+        let (max_message, begin) = (self.route.max_message, self.lane);
         let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
         let id = |kind, ahead: usize| WrId::new(kind, lane, slot, first.wrapping_add(ahead as u32));
         let members = self.forming.members;
@@ -293,7 +293,7 @@ impl SendComm {
             // The next piece of data of this part, if any is left.
             let piece = loop {
                 let Some(m) = self.forming.list[..members].get(cursor.member) else { break None };
-                let (base, share) = stripe::range(m.len, width, cursor.part);
+                let (base, share) = self.route.stripes.range(m.len, begin, cursor.part);
                 if cursor.offset < share {
                     let copied = self.forming.sources[cursor.member].is_some();
                     let bytes = (share - cursor.offset).min(most_at_once(max_message, copied));

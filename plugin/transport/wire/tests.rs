@@ -5,13 +5,17 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn rail() -> impl Strategy<Value = WireRail> {
-    any::<(u16, u8, u8, [u8; 16], u32)>().prop_map(|(lid, link_layer, mtu, gid, rkey)| WireRail {
-        lid,
-        link_layer,
-        mtu,
-        gid,
-        rkey,
-    })
+    any::<(u16, [u8; 3], u32, [u8; 16], u32)>().prop_map(
+        |(lid, [link_layer, mtu, port], speed, gid, rkey)| WireRail {
+            lid,
+            link_layer,
+            mtu,
+            port,
+            speed,
+            gid,
+            rkey,
+        },
+    )
 }
 
 fn lane() -> impl Strategy<Value = WireLane> {
@@ -81,13 +85,23 @@ proptest! {
     }
 
     #[test]
-    fn a_handle_round_trips(ip: [u8; 16], v6: bool, port: u16, scope: u32, nonce: u64, rails in 1..=8_u8) {
+    fn a_handle_round_trips(
+        ip: [u8; 16], v6: bool, port: u16, scope: u32, nonce: u64, rails in 1..=8_u8, links in 1..=u8::MAX,
+        gids in vec(any::<([u8; 16], bool)>(), 0..=MAX_RAILS),
+    ) {
+        let subnets = gids
+            .iter()
+            .filter_map(|(gid, mapped)| {
+                let [.., a, b, c, d] = *gid;
+                Subnet::of(&if *mapped { Ipv4Addr::new(a, b, c, d).to_ipv6_mapped().octets() } else { *gid })
+            })
+            .collect();
         let addr = if v6 {
             SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope))
         } else {
             SocketAddr::new(IpAddr::V4(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3])), port)
         };
-        let handle = Handle { addr, nonce, rails };
+        let handle = Handle { addr, nonce, rails, links, subnets };
         let mut bytes = [0xff; HANDLE_BYTES];
         handle.write(&mut bytes);
         prop_assert_eq!(token(&bytes), None);
@@ -97,8 +111,15 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_handle_is_refused(at in 0..64_usize, flip in 1..=255_u8) {
-        let handle = Handle { addr: "192.0.2.1:4000".parse().unwrap(), nonce: 1, rails: 1 };
+    fn a_damaged_handle_is_refused(at in 0..HANDLE_BYTES, flip in 1..=255_u8) {
+        prop_assume!(!TOKEN.contains(&at));
+        let handle = Handle {
+            addr: "192.0.2.1:4000".parse().unwrap(),
+            nonce: 1,
+            rails: 1,
+            links: 1,
+            subnets: Subnet::of(&[9; 16]).into_iter().collect(),
+        };
         let mut bytes = [0; HANDLE_BYTES];
         handle.write(&mut bytes);
         bytes[at] ^= flip;

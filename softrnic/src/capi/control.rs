@@ -7,6 +7,7 @@ use crate::abi::*;
 use crate::context::Context;
 use crate::control;
 use crate::device::devices;
+use crate::objects::QPS;
 use crate::qp::Qp;
 use crate::sync::lock;
 
@@ -80,6 +81,66 @@ pub unsafe extern "C" fn softrnic_qp_trace(
             }
         }
         Ok(())
+    })
+}
+
+/// Numbers of the live QPs of the process in ascending order, up to `max`; returns how many there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softrnic_qps(numbers: *mut u32, max: c_int) -> c_int {
+    guard(-1, || {
+        let mut all: Vec<u32> = QPS.all().iter().map(|qp| qp.qpn()).collect();
+        all.sort_unstable();
+        for (at, number) in all.iter().take(usize::try_from(max).unwrap_or(0)).enumerate() {
+            if !numbers.is_null() {
+                // SAFETY: the caller's array has `max` entries.
+                unsafe { numbers.add(at).write(*number) };
+            }
+        }
+        c_int::try_from(all.len()).unwrap_or(c_int::MAX)
+    })
+}
+
+/// The vendor extensions that were set on a QP: ENOENT if none were.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softrnic_qp_ece(qpn: u32, ece: *mut Ece) -> c_int {
+    code(|| {
+        let qp = Qp::by_number(qpn).filter(|_| !ece.is_null()).ok_or(libc::EINVAL)?;
+        let set = lock(&qp.sq).ece;
+        if set.vendor_id == 0 {
+            return Err(libc::ENOENT);
+        }
+        // SAFETY: a non-null structure of the caller.
+        unsafe { ece.write(set) };
+        Ok(())
+    })
+}
+
+/// Makes the next `count` changes of any QP to `state` fail with `errno`.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_fail_modify_qp(state: c_int, count: u64, errno: c_int) -> c_int {
+    code(|| control::fail_modify(u32::try_from(state).map_err(|_| libc::EINVAL)?, count, errno))
+}
+
+/// Replaces an entry of a port's GID table, by the text of `SOFTRNIC_GIDS`, with the async event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softrnic_set_gid(
+    device: *const c_char,
+    port: c_int,
+    index: c_int,
+    entry: *const c_char,
+) -> c_int {
+    code(|| {
+        if device.is_null() || entry.is_null() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: NUL-terminated strings of the caller.
+        let (name, entry) = unsafe { (CStr::from_ptr(device), CStr::from_ptr(entry)) };
+        let (name, entry) = (name.to_str(), entry.to_str());
+        let (name, entry) = (name.map_err(|_| libc::EINVAL)?, entry.map_err(|_| libc::EINVAL)?);
+        let device = devices().iter().find(|d| d.name() == name).ok_or(libc::ENODEV)?;
+        let port = u8::try_from(port).map_err(|_| libc::EINVAL)?;
+        let index = usize::try_from(index).map_err(|_| libc::EINVAL)?;
+        control::set_gid(device, port, index, entry)
     })
 }
 

@@ -173,7 +173,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(
             return Err(libc::EINVAL);
         }
         // SAFETY: a non-null out-pointer of the caller.
-        unsafe { speed.write(context.device.speed()) };
+        unsafe { speed.write(context.device.speed(port)) };
         Ok(())
     })
 }
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         }
         let mut n = 0;
         for port in 1..=settings().ports() {
-            for (index, gid) in (0_u32..).zip(settings().port_gids(context.device.index, port)) {
+            for (index, gid) in (0_u32..).zip(context.device.gids(port)) {
                 if n >= max {
                     return Err(libc::EINVAL);
                 }

@@ -8,6 +8,7 @@ use crate::abi::*;
 use crate::channel::Channel;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::env::settings;
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -256,8 +257,6 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-/// Options of the extension word that this device knows; two ends keep what both have.
-const ECE_OPTIONS: u32 = 0x0000_0003;
 /// Vendor word of the extensions.
 const ECE_VENDOR: u32 = 0x005a_f700;
 
@@ -270,7 +269,8 @@ pub unsafe extern "C" fn ibv_query_ece(qp: *mut IbvQp, ece: *mut Ece) -> c_int {
             return Err(libc::EINVAL);
         }
         let set = lock(&qp.sq).ece;
-        let options = if set.vendor_id == ECE_VENDOR { set.options } else { ECE_OPTIONS };
+        let options =
+            if set.vendor_id == ECE_VENDOR { set.options } else { settings().ece_options() };
         // SAFETY: a non-null structure of the caller.
         unsafe { ece.write(Ece { vendor_id: ECE_VENDOR, options, comp_mask: 0 }) };
         Ok(())
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn ibv_set_ece(qp: *mut IbvQp, ece: *mut Ece) -> c_int {
         }
         // A foreign vendor's extensions are dropped, ours reduced to what both know.
         let known = wanted.vendor_id == ECE_VENDOR;
-        let options = if known { wanted.options & ECE_OPTIONS } else { 0 };
+        let options = if known { wanted.options & settings().ece_options() } else { 0 };
         sq.ece = Ece { vendor_id: ECE_VENDOR, options, comp_mask: 0 };
         Ok(())
     })

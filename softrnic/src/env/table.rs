@@ -42,9 +42,11 @@ numbers! {
     DEVICES = 1, 0, MAX_DEVICES as u64, "number of devices";
     PORTS = 1, 1, MAX_PORTS as u64, "ports per device";
     MTU = 4096, 256, 4096, "active and largest MTU in bytes (a power of two)";
-    SPEED = 32, 1, 1024, "active_speed code of each port (32 = EDR)";
     WIDTH = 2, 1, 16, "active_width code of each port (2 = 4X)";
     LID = 1, 1, 0xbfff, "LID of the first port (InfiniBand link layer); later ports count up";
+    ETHERNET_LID = 0, 0, 0xbfff, "LID that Ethernet ports report, as some adapters do";
+    GRH = 0, 0, 1, "1 sets the port flag that demands a global header";
+    ECE = 3, 0, 0xffff_ffff, "options that devices offer in their vendor extensions (ECE), a bit mask";
     MAX_QP = 16384, 1, 65535, "max_qp";
     MAX_CQ = 16384, 1, 65535, "max_cq";
     MAX_MR = 65535, 1, 65535, "max_mr (also a limit on live MRs)";
@@ -77,11 +79,20 @@ pub const TEXTS: &[Text] = &[
         default: "softrnic",
         doc: "device name prefix, or a comma list of full names",
     },
-    Text { name: "LINK", default: "ethernet", doc: "link layer: ethernet or ib" },
+    Text {
+        name: "SPEED",
+        default: "32",
+        doc: "active_speed code of each port (32 = EDR), or a comma list for the ports in order, of which the last counts for the rest",
+    },
+    Text {
+        name: "LINK",
+        default: "ethernet",
+        doc: "link layer: ethernet or ib, or a comma list for the ports in order",
+    },
     Text {
         name: "GIDS",
         default: "",
-        doc: "comma list of GIDs of each port: address[/v1|/v2|/ib][@ifindex]; the last group counts up per port",
+        doc: "comma list of GIDs of each port: address[/v1|/v2|/ib][@ifindex], or - for an empty slot; `;` between the tables of the first, second, … port; after the last table the last group counts up per port",
     },
     Text { name: "PKEYS", default: "0xffff", doc: "comma list of P_Keys" },
     Text {
