@@ -443,6 +443,21 @@ programs! {
         ],
         once: []
     }
+    failover {
+        each: [],
+        once: [
+            first_of_two,
+            second_of_two,
+            one_of_four,
+            several_members,
+            one_after_another,
+            none_left,
+            not_asked_for,
+            nobody_at_home,
+            one_end_asks,
+            killed_when_asked,
+        ]
+    }
     failures {
         each: [one_reason_for_all, no_answer],
         once: []

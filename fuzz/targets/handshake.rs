@@ -24,6 +24,7 @@ fn end(rails: usize, lanes: usize) -> End {
         stride: if rails <= 2 { 32 } else { 64 },
         traffic_class: 106,
         sl: 3,
+        failover: rails > 1,
         rails: vec![rail; rails],
         lanes: vec![WireLane { qpn: 77, psn: 5, ece: [1, 2, 3] }; lanes],
     }
@@ -37,6 +38,7 @@ fn seeds() -> Vec<Vec<u8>> {
         Message::Refusal("no such listener".into()),
         Message::Ready,
         Message::Bye,
+        Message::Stopped(vec![(0, 1), (127, u32::MAX)]),
     ];
     let mut seeds: Vec<_> = messages.iter().map(Message::encode).collect();
     seeds.push(seeds.concat());

@@ -12,7 +12,7 @@ const fn none(name: &'static str, default: &'static str, reason: &'static str) -
     Inert { name, default, reason, core: false }
 }
 
-const FAILOVER: &str = "pinrail does not move a connection to another port";
+const FAILOVER: &str = "pinrail asks the other end over the side channel, once and at once";
 const RECOVERY: &str = "pinrail does not bring a failed port back into a connection";
 const MERGE: &str = "NCCL decides which devices are fused and calls the plugin to do it";
 const GDR: &str = "NCCL decides which GPUs and NICs exchange data directly";
@@ -32,7 +32,6 @@ pub static INERT: &[Inert] = &[
         "pinrail decides itself when it posts receives",
     ),
     none("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "-2", "pinrail's wire format has one scheme"),
-    none("NCCL_IB_RESILIENCY_PORT_FAILOVER", "0", FAILOVER),
     none("NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS", "1", FAILOVER),
     none("NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY", "10", FAILOVER),
     none("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", RECOVERY),

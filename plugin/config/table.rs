@@ -174,6 +174,10 @@ settings! {
     /// 1 warns of connections whose two ends do not use the same devices by number.
     warn_rail_local: bool = "NCCL_IB_WARN_RAIL_LOCAL", Form::Flag, default "0";
 
+    /// 1 lets a connection with several rails go on over the others when one fails: what was under way is sent again,
+    /// and every message arrives once. Both ends must ask for it.
+    port_failover: bool = "NCCL_IB_RESILIENCY_PORT_FAILOVER", Form::Flag, default "0";
+
     /// Interfaces that may carry the TCP side channel. An optional `^` excludes, an optional `=`
     /// asks for exact names, then a comma list of name prefixes. When not set: `ib*`, then the
     /// subnet of `NCCL_COMM_ID`, then anything but docker, lo and virbr, then those.

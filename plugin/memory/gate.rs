@@ -27,6 +27,8 @@ pub enum GateState {
     QueueFailed(u8),
     /// The communicator itself failed before; its error is latched.
     Failed,
+    /// Some of several rails failed; the others go on.
+    Rerouted,
 }
 
 const OPEN: u32 = 1;
@@ -43,6 +45,7 @@ impl GateState {
             3 => Self::PeerGone,
             4 => Self::DeviceFailed,
             5 => Self::Failed,
+            6 => Self::Rerouted,
             QUEUE_FAILED.. => Self::QueueFailed((word - QUEUE_FAILED) as u8),
             _ => Self::Forked,
         }
@@ -56,6 +59,7 @@ impl GateState {
             Self::PeerGone => 3,
             Self::DeviceFailed => 4,
             Self::Failed => 5,
+            Self::Rerouted => 6,
             Self::QueueFailed(event) => QUEUE_FAILED + u32::from(event),
         }
     }
@@ -128,13 +132,23 @@ impl Gate {
         GateState::from_word(self.word.load(OBSERVE))
     }
 
-    /// Records that something happened; the first report stays, except that the communicator's own failure is final. A
-    /// forked child's gate stays as it is.
+    /// Records that something happened; the first report stays, except that the communicator's own failure is final, and
+    /// that rails may fail before anything else. A forked child's gate stays as it is.
     pub fn report(&self, state: GateState) {
-        let failed = state == GateState::Failed && self.state() != GateState::Forked;
-        if self.is_open() || failed {
-            self.word.store(state.word(), PUBLISH);
-        }
+        self.word.update(|word| {
+            let replace = match GateState::from_word(word) {
+                GateState::Open => true,
+                GateState::Rerouted => state != GateState::Rerouted,
+                GateState::Forked => false,
+                _ => state == GateState::Failed,
+            };
+            replace.then(|| state.word())
+        });
+    }
+
+    /// Opens it again when it told of nothing but failed rails.
+    pub fn reopen(&self) {
+        self.word.update(|word| (word == GateState::Rerouted.word()).then_some(OPEN));
     }
 }
 
@@ -175,6 +189,21 @@ mod tests {
         for state in queues.chain(others) {
             assert_eq!(GateState::from_word(state.word()), state);
         }
+    }
+
+    #[test]
+    fn only_failed_rails_are_got_over() {
+        let gate = Gate::new().unwrap();
+        gate.report(GateState::Rerouted);
+        gate.reopen();
+        assert!(gate.is_open());
+        gate.report(GateState::Rerouted);
+        gate.report(GateState::PeerClosed);
+        gate.report(GateState::Rerouted);
+        gate.reopen();
+        assert_eq!(gate.state(), GateState::PeerClosed);
+        gate.report(GateState::Failed);
+        assert_eq!(gate.state(), GateState::Failed);
     }
 
     #[test]

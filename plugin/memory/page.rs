@@ -337,6 +337,14 @@ impl Word {
         unsafe { self.word.as_ref() }.load(order)
     }
 
+    /// Replaces it by what `new` makes of it, in one step; `None` leaves it.
+    pub fn update(&self, new: impl FnMut(u32) -> Option<u32>) {
+        // SAFETY: as above.
+        let word = unsafe { self.word.as_ref() };
+        // An error says that it was left.
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
+    }
+
     /// Writes it.
     pub fn store(&self, value: u32, order: Ordering) {
         // SAFETY: as above.

@@ -119,6 +119,9 @@ pub trait Ending {
         Ok(false)
     }
 
+    /// Rails may have failed: there is more to do after polling.
+    fn rerouted(&mut self) {}
+
     /// The gate is not open: repeats a failure, or decides what an event outside the data path means here.
     /// `starting`: the call begins new work.
     ///
@@ -132,6 +135,12 @@ pub trait Ending {
             return Err(Box::new(failure.repeated()));
         }
         let state = pump.gate().state();
+        self.rerouted();
+        if state == GateState::Rerouted {
+            self.shared().pump.gate().reopen();
+            self.poll()?;
+            return Ok(());
+        }
         // What a queue failed of is in its completions, if it is anywhere.
         let look = !starting || matches!(state, GateState::QueueFailed(_));
         if state != GateState::Forked && look && self.poll()? && !starting {
@@ -211,7 +220,7 @@ impl Watchdog {
     /// which a peer that is gone can never finish.
     pub(super) fn judge(&mut self, state: GateState, starting: bool, peer: &Peer) -> Option<Error> {
         let (gone, blame) = match state {
-            GateState::Open => return None,
+            GateState::Open | GateState::Rerouted => return None,
             GateState::Forked => {
                 return Some(Error::usage(
                     "called in a forked child: connections belong to the process that made them",

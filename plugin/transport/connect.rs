@@ -9,6 +9,7 @@ use super::channel::{Channel, Dial};
 use super::connection::{Policy, Setup, Sizes};
 use super::copies::Spare;
 use super::device::Rail;
+use super::failover::Failover;
 use super::fifo;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::stripe::Stripes;
@@ -239,7 +240,7 @@ impl Connecting {
             }
         }
         let max_inline = setup.max_inline();
-        let parts = setup.into_parts(end.rails.len());
+        let mut parts = setup.into_parts(end.rails.len());
         let queues = parts.queues();
         let width = if settings.split_data_on_qps {
             parts.lanes.len()
@@ -254,7 +255,11 @@ impl Connecting {
         let ethernet = parts.rails.iter().any(|r| r.device.ethernet);
         let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
+        let failover = (settings.port_failover && end.failover)
+            .then(|| Failover::new(&mut parts.lanes, &self.gate))
+            .flatten();
         let route = send::Route {
+            failover: failover.clone(),
             lanes: parts.lanes,
             local: parts.registered,
             record_addr: end.memory,
@@ -281,8 +286,15 @@ impl Connecting {
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("sending end ready: {}", comm.peer());
-        let shared =
-            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
+        let shared = CommShared::new(
+            &self.transport,
+            parts.rails,
+            channel,
+            &self.gate,
+            whose,
+            queues,
+            failover,
+        )?;
         Ok(Comm::new(shared, comm))
     }
 }

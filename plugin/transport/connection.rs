@@ -192,6 +192,7 @@ impl Setup {
             stride: self.fifo.stride() as u8,
             traffic_class: policy.traffic_class,
             sl: policy.sl,
+            failover: policy.settings.port_failover,
             rails: self
                 .rails
                 .iter()

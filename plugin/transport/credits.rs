@@ -33,10 +33,12 @@ impl Credits {
     /// One for every slot of a route.
     pub(super) fn new(route: &Route, shadow: &CreditFifo) -> Self {
         let lanes = route.lanes.len();
+        // Where credits may go another way, each tells that it arrived.
+        let all = route.failover.is_some();
         let slots: [CreditSlot; SLOTS] = std::array::from_fn(|slot| CreditSlot {
             lane: (slot % lanes) as u8,
             // The last slot of each lane.
-            signalled: slot + lanes >= SLOTS,
+            signalled: all || slot + lanes >= SLOTS,
             awaited: false,
         });
         let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
@@ -93,6 +95,12 @@ impl Credits {
     /// The write that carries the credit of `slot`.
     pub(super) fn entry(&self, slot: usize) -> (Local, Remote) {
         self.writes.entry(slot)
+    }
+
+    /// Sends the credit of `slot` over another lane from now on; its work request must be shaped anew.
+    pub(super) fn move_to(&mut self, slot: usize, lane: usize) {
+        self.slots[slot] = CreditSlot { lane: lane as u8, awaited: false, ..self.slots[slot] };
+        self.writes.set_id(slot, WrId::new(Kind::Progress, lane, slot, 0).0);
     }
 
     /// Posts the credit of `slot`.

@@ -5,6 +5,7 @@
 
 use super::channel::Channel;
 use super::device::OpenDevice;
+use super::failover::{Failover, Waker};
 use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::memory::{Gate, GateState};
@@ -61,6 +62,7 @@ struct Table {
 struct PeerWatch {
     channel: Channel,
     gate: Gate,
+    failover: Option<Arc<Failover>>,
 }
 
 #[derive(Debug)]
@@ -76,6 +78,7 @@ struct User {
     gate: Gate,
     /// Its queues on all devices, as events call them.
     queues: Arc<[usize]>,
+    failover: Option<Arc<Failover>>,
 }
 
 /// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
@@ -105,6 +108,7 @@ impl Events {
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
         queues: Vec<usize>,
+        failover: Option<Arc<Failover>>,
     ) -> Result<Watch> {
         let mut running = lock(&self.running);
         let shared = match &*running {
@@ -116,7 +120,7 @@ impl Events {
                 shared
             }
         };
-        let key = shared.add(channel, gate, devices, queues.into());
+        let key = shared.add(channel, gate, devices, queues.into(), failover);
         match key {
             Ok(key) => Ok(Watch { events: Arc::clone(self), key }),
             Err(e) => {
@@ -130,10 +134,7 @@ impl Events {
         let idle = running.as_ref().is_some_and(|r| lock(&r.shared.table).peers.is_empty());
         if idle && let Some(Running { shared, thread }) = running.take() {
             lock(&shared.table).stop = true;
-            // The counter cannot overflow by one; a failure would mean a closed descriptor, which we own.
-            if let Err(e) = rustix::io::write(&shared.wake, &1_u64.to_ne_bytes()) {
-                tracing::warn!("waking the event thread failed: {e}");
-            }
+            shared.wake();
             thread.join();
         }
     }
@@ -166,6 +167,13 @@ impl Running {
 }
 
 impl Shared {
+    fn wake(&self) {
+        // The counter cannot overflow by one; a failure would mean a closed descriptor, which we own.
+        if let Err(e) = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()) {
+            tracing::warn!("waking the event thread failed: {e}");
+        }
+    }
+
     fn listen(&self, fd: impl AsFd, key: u64) -> Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), flags)
@@ -173,19 +181,36 @@ impl Shared {
     }
 
     fn add(
-        &self,
+        self: &Arc<Self>,
         channel: Channel,
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
         queues: Arc<[usize]>,
+        failover: Option<Arc<Failover>>,
     ) -> Result<u64> {
+        if let Some(failover) = &failover {
+            let shared = Arc::downgrade(self);
+            let wake = move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.wake();
+                }
+            };
+            failover.set_waker(Waker(Box::new(wake)));
+        }
         let mut table = lock(&self.table);
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
-        table.peers.insert(key, PeerWatch { channel, gate: gate.clone() });
+        table
+            .peers
+            .insert(key, PeerWatch { channel, gate: gate.clone(), failover: failover.clone() });
         for open in devices {
-            let user = User { key, gate: gate.clone(), queues: Arc::clone(&queues) };
+            let user = User {
+                key,
+                gate: gate.clone(),
+                queues: Arc::clone(&queues),
+                failover: failover.clone(),
+            };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
             if let Some(device) = known {
                 device.users.push(user);
@@ -255,7 +280,11 @@ impl Shared {
             }
             for event in &ready {
                 let key = event.data.u64();
-                if let Some(peer) = table.peers.get_mut(&key) {
+                if key == WAKE {
+                    // Read so that it wakes again; what it counts does not matter.
+                    let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                    table.peers.values_mut().for_each(PeerWatch::tell);
+                } else if let Some(peer) = table.peers.get_mut(&key) {
                     match peer.look() {
                         Look::Well => {}
                         Look::Over(state) => {
@@ -292,28 +321,50 @@ fn non_blocking(open: &OpenDevice) -> Result<()> {
 }
 
 impl PeerWatch {
+    /// Tells the peer which lanes are not used any more.
+    fn tell(&mut self) {
+        let lanes = self.failover.as_ref().map(|failover| failover.take_unsent());
+        if let Some(lanes) = lanes.filter(|lanes| !lanes.is_empty())
+            && let Err(e) = self.channel.send(&Message::Stopped(lanes))
+        {
+            // Who waits for an answer has a deadline.
+            tracing::warn!("{e}");
+        }
+    }
+
     /// What the side channel says now.
     fn look(&mut self) -> Look {
-        match self.channel.receive() {
-            Ok(None) => Look::Well,
-            Ok(Some(Message::Bye)) => Look::Over(GateState::PeerClosed),
-            Ok(Some(other)) => {
-                tracing::warn!(
-                    "{}: unexpected message {other:?} after connecting",
-                    self.channel.peer()
-                );
-                Look::Over(GateState::PeerGone)
+        loop {
+            match (self.channel.receive(), &self.failover) {
+                (Ok(None), _) => return Look::Well,
+                (Ok(Some(Message::Bye)), _) => return Look::Over(GateState::PeerClosed),
+                (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
+                    failover.hear(&lanes, self.channel.peer());
+                    self.tell();
+                }
+                (Ok(Some(other)), _) => {
+                    tracing::warn!(
+                        "{}: unexpected message {other:?} after connecting",
+                        self.channel.peer()
+                    );
+                    return Look::Over(GateState::PeerGone);
+                }
+                // The network between, not the peer: nothing is known about the process.
+                (Err(e), _)
+                    if matches!(
+                        e.errno(),
+                        Some(
+                            libc::ETIMEDOUT
+                                | libc::EHOSTUNREACH
+                                | libc::ENETUNREACH
+                                | libc::ENETDOWN
+                        )
+                    ) =>
+                {
+                    return Look::Lost(e);
+                }
+                (Err(_), _) => return Look::Over(GateState::PeerGone),
             }
-            // The network between, not the peer: nothing is known about the process.
-            Err(e)
-                if matches!(
-                    e.errno(),
-                    Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN)
-                ) =>
-            {
-                Look::Lost(e)
-            }
-            Err(_) => Look::Over(GateState::PeerGone),
         }
     }
 }
@@ -326,6 +377,17 @@ enum Look {
     Over(GateState),
     /// The channel itself broke.
     Lost(Error),
+}
+
+impl User {
+    /// A queue failed: the other rails go on, or nothing does.
+    fn queue_failed(&self, queue: usize, code: u8, name: &str) {
+        let others = (name == "QP_FATAL").then_some(self.failover.as_ref()).flatten();
+        let why = || format!("IBV_EVENT_{name}");
+        if others.and_then(|failover| failover.stop_queue(queue, why)) != Some(true) {
+            self.gate.report(GateState::QueueFailed(code));
+        }
+    }
 }
 
 impl DeviceWatch {
@@ -363,7 +425,7 @@ impl DeviceWatch {
                 Scope::Object(queue) if event.is_fatal() => {
                     let code = u8::try_from(event.code).unwrap_or(u8::MAX);
                     let users = self.users.iter().filter(|user| user.queues.contains(&queue));
-                    users.for_each(|user| user.gate.report(GateState::QueueFailed(code)));
+                    users.for_each(|user| user.queue_failed(queue, code, event.name()));
                     tracing::info!("{name}: IBV_EVENT_{}", event.name());
                 }
                 _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),

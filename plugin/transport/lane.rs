@@ -8,6 +8,7 @@
 //! the queue has slots set aside for all of them.
 
 use crate::verbs::QueuePair;
+use crate::verbs::qp::Fuse;
 use crate::verbs::wr::SendChain;
 
 /// What a completion is about, packed into a work request identifier.
@@ -122,6 +123,16 @@ impl Lane {
     #[inline(always)]
     pub fn qp(&self) -> &QueuePair {
         &self.qp
+    }
+
+    /// What ends the queue pair from another thread.
+    pub fn fuse(&mut self) -> Fuse {
+        self.qp.fuse()
+    }
+
+    /// Whether all that was posted and counted has completed.
+    pub fn is_idle(&self) -> bool {
+        self.posted == self.completed
     }
 
     /// Send queue slots that are free.

@@ -9,9 +9,10 @@ use super::connection::{Policy, Setup, Sizes, random};
 use super::copies::Spare;
 use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
+use super::failover::Failover;
 use super::fifo;
 use super::flush::{FLUSH_DEPTH, FlushQp};
-use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
+use super::receives::{RECV_BATCH, depth, receives};
 use super::recv::{self, RecvComm};
 use super::subnet::Subnet;
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
@@ -224,12 +225,17 @@ impl Listener {
         let sizes = Sizes {
             send: CREDIT_DEPTH,
             counted: 0,
-            recv: RECV_DEPTH,
+            recv: self.receives(hello),
             extra: FLUSH_DEPTH,
             inline: INLINE,
         };
         Setup::new(rails, hello.lanes.len(), stride, sizes, &self.transport)
             .map_err(|e| e.context(channel.peer()))
+    }
+
+    /// Receives posted on each lane.
+    fn receives(&self, hello: &End) -> u32 {
+        depth(hello.lanes.len(), self.transport.settings.port_failover && hello.failover)
     }
 
     fn go_on(&mut self, mut accepting: Accepting) -> Result<Option<Box<Comm<RecvComm>>>> {
@@ -245,7 +251,7 @@ impl Listener {
                 Ok(true) => {
                     for lane in 0..accepting.setup.lanes() {
                         let mut batch = receives(lane);
-                        for _ in 0..RECV_DEPTH / RECV_BATCH {
+                        for _ in 0..self.receives(&accepting.hello) / RECV_BATCH {
                             accepting.setup.qp(lane).post_recv(&mut batch).map_err(|errno| {
                                 Error::verb("ibv_post_recv", accepting.setup.label(), errno)
                             })?;
@@ -278,7 +284,7 @@ impl Listener {
         let settings = &self.transport.settings;
         let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
-        let parts = setup.into_parts(hello.rails.len());
+        let mut parts = setup.into_parts(hello.rails.len());
         let mut queues = parts.queues();
         let mut flush: Vec<FlushQp> = Vec::new();
         for (index, rail) in parts.rails.iter().enumerate() {
@@ -293,7 +299,13 @@ impl Listener {
             }
         }
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
+        let depth = self.receives(&hello);
+        let failover = (settings.port_failover && hello.failover)
+            .then(|| Failover::new(&mut parts.lanes, &self.gate))
+            .flatten();
         let route = recv::Route {
+            depth,
+            failover: failover.clone(),
             lanes: parts.lanes,
             flush,
             local: parts.registered,
@@ -313,8 +325,15 @@ impl Listener {
         let comm =
             RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("receiving end ready: {}", comm.peer());
-        let shared =
-            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
+        let shared = CommShared::new(
+            &self.transport,
+            parts.rails,
+            channel,
+            &self.gate,
+            whose,
+            queues,
+            failover,
+        )?;
         Ok(Comm::new(shared, comm))
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
+pub mod failover;
 pub mod failure;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
@@ -49,6 +50,7 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use failover::Failover;
 use failure::Failures;
 use fork::{Fork, Moment};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -290,9 +292,10 @@ impl CommShared {
         gate: &Gate,
         whose: Whose,
         queues: Vec<usize>,
+        failover: Option<Arc<Failover>>,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
-        let watch = transport.events.watch(channel, gate, &devices, queues)?;
+        let watch = transport.events.watch(channel, gate, &devices, queues, failover)?;
         Ok(Self {
             _watch: watch,
             regions: Regions::default(),

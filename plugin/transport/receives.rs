@@ -9,6 +9,12 @@ pub const RECV_BATCH: u32 = SLOTS as u32;
 /// Receives posted on each lane. Every advertised receive consumes at most one per lane, and at most SLOTS are
 /// advertised; with up to a batch consumed and not yet replaced, SLOTS are always left.
 pub const RECV_DEPTH: u32 = SLOTS as u32 + RECV_BATCH;
+/// Receives posted on each lane of a connection with `lanes` of them. With `failover` all parts of a message may come
+/// over one lane, which this covers for the connections that there are; a peer's adapter waits for the others.
+pub fn depth(lanes: usize, failover: bool) -> u32 {
+    if failover { (lanes.min(16) * SLOTS) as u32 + RECV_BATCH } else { RECV_DEPTH }
+}
+
 /// A lane with its receives.
 pub(super) struct RecvLane {
     /// The lane.

@@ -3,9 +3,13 @@
 //! `done` of a receive means HostVisible: the completion queue of this end says that the data are here. For device
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
+mod reroute;
+
+use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
+use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
@@ -57,6 +61,10 @@ pub struct Route {
     pub(super) spare: Spare,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
+    /// Receives posted on each lane.
+    pub depth: u32,
+    /// What is known of lanes, where the others go on when one fails.
+    pub failover: Option<Arc<Failover>>,
 }
 
 /// Counters of one receiving end.
@@ -96,6 +104,8 @@ pub struct RecvComm {
     owner: u64,
     fifo_addr: u64,
     fifo_rkeys: Vec<u32>,
+    depth: u32,
+    reroute: Option<Box<Reroute>>,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
@@ -138,13 +148,16 @@ impl RecvComm {
     ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let credits = Credits::new(&route, &shadow);
+        let lanes_count = route.lanes.len();
         let lanes = route.lanes.into_iter().enumerate();
         let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
         Ok(Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails())?;
-                // The usual case writes short entries; without the slots' own requests it does not happen.
-                if shadow.is_short() { pool } else { pool.without_own() }
+                // The usual case writes short entries over a lane that does not change; without the slots' own requests
+                // it does not happen.
+                let usual = shadow.is_short() && route.failover.is_none();
+                if usual { pool } else { pool.without_own() }
             },
             pump,
             next: 0,
@@ -162,6 +175,8 @@ impl RecvComm {
             owner: route.owner,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
+            depth: route.depth,
+            reroute: route.failover.map(|shared| Box::new(Reroute::new(shared, lanes_count))),
             watchdog: Watchdog::default(),
             peer,
             failure: None,
@@ -308,16 +323,16 @@ impl RecvComm {
         let taken = request.index();
         let slot = &mut self.slots[index];
         slot.request = taken;
-        if count > 1 || copied {
-            // Copied data are not in the caller's memory before they are copied, whoever looks.
+        if count > 1 || copied || self.reroute.is_some() {
             slot.await_unusual(sequence, count as u8, limit);
         } else {
             slot.await_one(sequence, limit);
-            if optional {
-                request.set_size(0, limit);
-                request.complete();
-                slot.request = NO_REQUEST;
-            }
+        }
+        // Copied data are not in the caller's memory before they are copied, whoever looks.
+        if optional && count == 1 && !copied {
+            request.set_size(0, limit);
+            request.complete();
+            slot.request = NO_REQUEST;
         }
         Ok(self.pool.get(taken))
     }
@@ -363,30 +378,28 @@ impl RecvComm {
     /// Whether slot `index` is free, with a credit and a request to be had.
     fn can_advertise(&self, index: usize) -> bool {
         let waiting = self.slots[index].is_waiting() || self.credits.is_blocked(index);
-        !waiting && self.pool.has_free()
+        !waiting && self.pool.has_free() && !self.is_stopped(self.credits.lane(index))
     }
 
     /// Writes the entries of slot `index` into the sender's FIFO.
     fn post_credit(&mut self, index: usize, members: usize) -> Result<(), i32> {
-        let lane = &self.lanes[self.credits.lane(index)].lane;
-        if members == 1 {
-            return self.credits.post(index, lane);
+        let number = self.credits.lane(index);
+        if members > 1 {
+            self.shape_credit(index, members);
         }
-        let shape = |credits: &mut Credits, members| {
-            credits.shape(
-                index,
-                members,
-                lane,
-                &self.local,
-                self.fifo_addr,
-                &self.fifo_rkeys,
-                &self.shadow,
-            );
-        };
-        shape(&mut self.credits, members);
-        let posted = self.credits.post(index, lane);
-        shape(&mut self.credits, 1);
-        posted
+        let posted = self.credits.post(index, &self.lanes[number].lane);
+        if members > 1 {
+            self.shape_credit(index, 1);
+        }
+        // Of a lane that was stopped meanwhile all credits go another way.
+        if self.is_stopped(number) { Ok(()) } else { posted }
+    }
+
+    /// Makes the work request of slot `index` one for `members` members.
+    fn shape_credit(&mut self, index: usize, members: usize) {
+        let lane = &self.lanes[self.credits.lane(index)].lane;
+        let (addr, rkeys) = (self.fifo_addr, &self.fifo_rkeys);
+        self.credits.shape(index, members, lane, &self.local, addr, rkeys, &self.shadow);
     }
 
     /// Starts the usual flush: one rail, nothing in the way. Whatever needs a decision or an error is left to
@@ -440,14 +453,18 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
-        let carried = |rail: usize| self.lanes.iter().any(|l| l.lane.rail == rail && l.is_used());
+        let carried = |rail: usize| {
+            let used = self.lanes.iter().any(|l| l.lane.rail == rail && l.is_used());
+            used && !self.is_rail_stopped(rail)
+        };
         let mut used = 0_u32;
         for flush in self.flush.iter().filter(|f| carried(f.lane.rail)) {
             used |= 1 << flush.lane.rail;
         }
         // Before anything arrived nobody knows which rails will matter.
         if used == 0 {
-            used = u32::MAX;
+            let left = self.flush.iter().map(|f| f.lane.rail).filter(|r| !self.is_rail_stopped(*r));
+            used = left.fold(0, |used, rail| used | 1 << rail);
         }
         let rails = self.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
@@ -560,8 +577,8 @@ impl RecvComm {
         self.pool.put(request);
     }
 
-    /// A part of a message arrived on lane `lane`.
-    fn arrived(&mut self, lane: usize, imm: Imm, bytes: u32) -> Result<(), Fault> {
+    /// A part of a message arrived.
+    fn arrived(&mut self, imm: Imm, bytes: u32) -> Result<(), Fault> {
         let index = imm.sequence().wrapping_sub(1) as usize % SLOTS;
         let slot = &mut self.slots[index];
         if !slot.is_answered_by(imm) {
@@ -587,11 +604,16 @@ impl RecvComm {
                 self.arrived_with_record(index, slot, imm)?;
             }
         }
-        let Some(at) = self.lanes.get_mut(lane) else { return Err(self.unexpected(imm)) };
-        if let Err(errno) = at.consume() {
-            return Err(self.post_failed("ibv_post_recv", errno));
-        }
         Ok(())
+    }
+
+    /// A receive of a lane was consumed.
+    fn consumed(&mut self, lane: usize) -> Result<(), Fault> {
+        let posted = self.lanes.get_mut(lane).map_or(Ok(()), RecvLane::consume);
+        match posted {
+            Err(errno) if !self.is_stopped(lane) => Err(self.post_failed("ibv_post_recv", errno)),
+            _ => Ok(()),
+        }
     }
 
     /// Completes a receive whose sizes the sender wrote beside the data.
@@ -713,6 +735,9 @@ impl Ending for RecvComm {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
         };
         for index in first..found {
+            if self.note_rerouted(index)? {
+                continue;
+            }
             let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
@@ -721,7 +746,8 @@ impl Ending for RecvComm {
             match id.kind() {
                 Some(Kind::Receive) => {
                     let (imm, bytes) = (Imm(wc.imm()), wc.byte_len());
-                    self.arrived(id.lane(), imm, bytes)?;
+                    self.arrived(imm, bytes)?;
+                    self.consumed(id.lane())?;
                 }
                 Some(Kind::Flush) => self.flushed(id),
                 Some(Kind::Progress) => self.credits.complete(id.slot()),
@@ -733,10 +759,17 @@ impl Ending for RecvComm {
         Ok(())
     }
 
+    fn rerouted(&mut self) {
+        if let Some(reroute) = &mut self.reroute {
+            reroute.look();
+        }
+    }
+
     fn go_on(&mut self) -> Result<bool, Fault> {
-        let Some(copies) = &mut self.copies else { return Ok(false) };
+        let rerouted = self.reroute()?;
+        let Some(copies) = &mut self.copies else { return Ok(rerouted) };
         match copies.step(self.next as usize) {
-            Step::Idle => Ok(false),
+            Step::Idle => Ok(rerouted),
             Step::More => Ok(true),
             Step::Done(index) => {
                 let slot = std::mem::replace(&mut self.slots[index], IDLE);

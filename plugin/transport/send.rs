@@ -4,9 +4,12 @@
 //! so the buffer may be reused. It says nothing about when the receiver sees them.
 
 mod group;
+mod reroute;
 
-use self::group::{CHAIN, Forming, Group, NO_MEMBER};
+use self::group::{CHAIN, Forming, Group};
+use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
@@ -49,6 +52,8 @@ pub struct Route {
     pub owner: u64,
     /// Size above which data and immediate are separate work requests, where adaptive routing may reorder packets.
     pub adaptive_threshold: Option<u32>,
+    /// What is known of lanes, where the others go on when one fails.
+    pub failover: Option<Arc<Failover>>,
 }
 
 /// Counters of one sending end.
@@ -86,6 +91,7 @@ pub struct SendComm {
     chain: Chain,
     forming: Box<Forming>,
     records: SizeRecords,
+    reroute: Option<Box<Reroute>>,
     shortened: u64,
     /// What bounced buffers are sent from, and a bit for each chunk that a device reads.
     chunks: Option<Arc<Chunks>>,
@@ -143,6 +149,8 @@ impl SendComm {
     ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
+        let reroute = route.failover.clone();
+        let reroute = reroute.map(|shared| Box::new(Reroute::new(shared, route.lanes.len())));
         let mut comm = Self {
             pool: RequestPool::new(REQUESTS, pump.rails())?,
             pump,
@@ -158,14 +166,8 @@ impl SendComm {
             route,
             groups: [Group::default(); SLOTS],
             chain: Chain(SendChain::new(CHAIN)),
-            forming: Box::new(Forming {
-                members: 0,
-                matched: [false; MEMBERS],
-                left: 0,
-                list: [NO_MEMBER; MEMBERS],
-                sources: Default::default(),
-                cursor: None,
-            }),
+            forming: Box::default(),
+            reroute,
             records,
             shortened: 0,
             chunks: None,
@@ -459,6 +461,16 @@ impl Ending for SendComm {
         }
         Ok(())
     }
+
+    fn rerouted(&mut self) {
+        if let Some(reroute) = &mut self.reroute {
+            reroute.look();
+        }
+    }
+
+    fn go_on(&mut self) -> Result<bool, Fault> {
+        self.reroute()
+    }
 }
 
 impl SendComm {
@@ -470,6 +482,10 @@ impl SendComm {
         for index in first..found {
             let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
+            if self.note_rerouted(index) {
+                continue;
+            }
+            let wc = self.pump.wc.get(index);
             if !wc.is_success() {
                 return Err(self.failed(index, found));
             }
@@ -478,15 +494,7 @@ impl SendComm {
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
                     self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
-                    let group = &mut self.groups[id.slot() % SLOTS];
-                    group.pending = group.pending.saturating_sub(1);
-                    if group.pending == 0 {
-                        let requests = &group.requests[..usize::from(group.members)];
-                        requests
-                            .iter()
-                            .filter_map(|r| self.pool.get(*r))
-                            .for_each(Request::complete);
-                    }
+                    self.part_done(id.slot() % SLOTS);
                 }
                 (Some(Kind::Progress), Some(lane)) => {
                     lane.complete(id.position());
@@ -499,8 +507,26 @@ impl SendComm {
     }
 }
 
+impl SendComm {
+    /// A part of the answer in a slot has arrived; the last completes its requests.
+    fn part_done(&mut self, slot: usize) {
+        let group = &mut self.groups[slot];
+        group.pending = group.pending.saturating_sub(1);
+        if group.pending == 0 {
+            let requests = &group.requests[..usize::from(group.members)];
+            requests.iter().filter_map(|r| self.pool.get(*r)).for_each(Request::complete);
+            if let Some(reroute) = &mut self.reroute {
+                reroute.complete(slot);
+            }
+        }
+    }
+}
+
 impl Drop for SendComm {
     fn drop(&mut self) {
+        if let Some(reroute) = self.reroute.as_ref().filter(|reroute| reroute.resent > 0) {
+            tracing::info!("{}: {} parts were sent again", self.peer, reroute.resent);
+        }
         if self.copied_bytes > 0 {
             tracing::info!("{}: {} bytes were sent from copies", self.peer, self.copied_bytes);
         }

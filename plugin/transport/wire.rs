@@ -203,6 +203,8 @@ pub struct End {
     pub traffic_class: u8,
     /// Service level.
     pub sl: u8,
+    /// Whether this end goes on when one of several rails fails.
+    pub failover: bool,
     /// Rails.
     pub rails: Vec<WireRail>,
     /// Lanes.
@@ -245,6 +247,9 @@ pub enum Message {
     Ready,
     /// Either way: this end closed its communicator in order.
     Bye,
+    /// Either way: this end takes nothing more from these lanes. With each the number of parts whose ends it has counted
+    /// there.
+    Stopped(Vec<(u8, u32)>),
 }
 
 impl Message {
@@ -267,6 +272,14 @@ impl Message {
             }
             Self::Ready => 4,
             Self::Bye => 5,
+            Self::Stopped(lanes) => {
+                body.u8(lanes.len().min(MAX_PARTS) as u8);
+                for (lane, count) in &lanes[..lanes.len().min(MAX_PARTS)] {
+                    body.u8(*lane);
+                    body.u32(*count);
+                }
+                6
+            }
         };
         let mut w = Writer::default();
         w.u32(MESSAGE_MAGIC);
@@ -314,6 +327,10 @@ impl Message {
             3 => Self::Refusal(r.text()?),
             4 => Self::Ready,
             5 => Self::Bye,
+            6 => {
+                let count = r.u8()?;
+                Self::Stopped((0..count).map(|_| Ok((r.u8()?, r.u32()?))).collect::<Result<_>>()?)
+            }
             _ => return Err(Error::remote(format!("a message of unknown kind {kind}"))),
         };
         if !r.0.is_empty() {
@@ -361,6 +378,7 @@ impl Writer {
         self.u8(end.stride);
         self.u8(end.traffic_class);
         self.u8(end.sl);
+        self.u8(end.failover.into());
         self.u8(end.rails.len() as u8);
         for rail in &end.rails {
             self.u16(rail.lid);
@@ -417,6 +435,10 @@ impl Reader<'_> {
         let identity = Identity { pid, host: self.text()?, device: self.text()? };
         let memory = self.u64()?;
         let (stride, traffic_class, sl) = (self.u8()?, self.u8()?, self.u8()?);
+        let failover = match self.u8()? {
+            flag @ (0 | 1) => flag == 1,
+            other => return Err(Error::remote(format!("{other} where 0 or 1 is expected"))),
+        };
         let count = usize::from(self.u8()?);
         if count == 0 || count > MAX_RAILS {
             return Err(Error::remote(format!("{count} rails; the limit is {MAX_RAILS}")));
@@ -442,7 +464,7 @@ impl Reader<'_> {
             let (qpn, psn) = (self.u32()?, self.u32()?);
             lanes.push(WireLane { qpn, psn, ece: [self.u32()?, self.u32()?, self.u32()?] });
         }
-        Ok(End { identity, memory, stride, traffic_class, sl, rails, lanes })
+        Ok(End { identity, memory, stride, traffic_class, sl, failover, rails, lanes })
     }
 }
 

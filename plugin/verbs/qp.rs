@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
@@ -70,8 +70,43 @@ pub struct QueuePair {
     post_recv: PostRecv,
     number: u32,
     max_inline: u32,
+    fuse: Option<Fuse>,
     pd: Arc<ProtectionDomain>,
     _cq: Arc<CompletionQueue>,
+}
+
+/// Moves a queue pair to error from any thread, for as long as it exists.
+#[derive(Clone, Debug)]
+pub struct Fuse(Arc<Mutex<Option<Wire>>>);
+
+/// What a fuse is in.
+#[derive(Debug)]
+struct Wire {
+    raw: NonNull<ibv_qp>,
+    number: u32,
+    pd: Arc<ProtectionDomain>,
+}
+
+// SAFETY: as for the queue pair, whose state the library changes under locks of its own.
+unsafe impl Send for Wire {}
+
+impl Fuse {
+    fn wire(&self) -> MutexGuard<'_, Option<Wire>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves it to error, unless it is gone: what was posted is flushed, and nothing more comes in.
+    ///
+    /// # Errors
+    /// The verb fails.
+    pub fn blow(&self) -> Result<()> {
+        let wire = self.wire();
+        let Some(Wire { raw, number, pd }) = &*wire else { return Ok(()) };
+        let mut attr = zeroed_attr();
+        attr.qp_state = qp_state::ERR;
+        // SAFETY: the queue pair takes the wire out, under this lock, before it is destroyed.
+        unsafe { modify(*raw, *number, pd, &mut attr, mask::STATE, "ERR") }
+    }
 }
 
 // SAFETY: providers lock the work queues; state changes go through the library, which locks too.
@@ -116,6 +151,7 @@ impl QueuePair {
             post_recv,
             number,
             max_inline: init.cap.max_inline_data,
+            fuse: None,
             pd: Arc::clone(pd),
             _cq: Arc::clone(cq),
         })
@@ -124,6 +160,12 @@ impl QueuePair {
     /// The queue pair number, 24 bits.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// What ends it from another thread.
+    pub fn fuse(&mut self) -> Fuse {
+        let wire = || Wire { raw: self.raw, number: self.number, pd: Arc::clone(&self.pd) };
+        self.fuse.get_or_insert_with(|| Fuse(Arc::new(Mutex::new(Some(wire()))))).clone()
     }
 
     /// What events of the device call it.
@@ -225,18 +267,8 @@ impl QueuePair {
     }
 
     fn modify(&self, attr: &mut ibv_qp_attr, attr_mask: c_int, to: &'static str) -> Result<()> {
-        let context = self.pd.context();
-        // SAFETY: the queue pair is alive and the attributes valid for the call.
-        let rc = unsafe { (context.verbs().modify_qp)(self.raw.as_ptr(), attr, attr_mask) };
-        if rc == 0 {
-            return Ok(());
-        }
-        let errno = if rc > 0 { rc } else { errno() };
-        Err(Error::verb(
-            "ibv_modify_qp",
-            format_args!("{} QP {} to {to}", context.name(), self.number),
-            errno,
-        ))
+        // SAFETY: the queue pair is alive.
+        unsafe { modify(self.raw, self.number, &self.pd, attr, attr_mask, to) }
     }
 
     /// The vendor options this side offers, `None` where library or device has none.
@@ -316,6 +348,27 @@ impl QueuePair {
     }
 }
 
+/// # Safety
+/// The queue pair is alive.
+unsafe fn modify(
+    raw: NonNull<ibv_qp>,
+    number: u32,
+    pd: &ProtectionDomain,
+    attr: &mut ibv_qp_attr,
+    attr_mask: c_int,
+    to: &'static str,
+) -> Result<()> {
+    let context = pd.context();
+    // SAFETY: the queue pair is alive, and the attributes are valid for the call.
+    let rc = unsafe { (context.verbs().modify_qp)(raw.as_ptr(), attr, attr_mask) };
+    if rc == 0 {
+        return Ok(());
+    }
+    let errno = if rc > 0 { rc } else { errno() };
+    let what = format_args!("{} QP {number} to {to}", context.name());
+    Err(Error::verb("ibv_modify_qp", what, errno))
+}
+
 fn zeroed_attr() -> ibv_qp_attr {
     // SAFETY: integers and unions of integers only: all-zero is a value.
     unsafe { std::mem::zeroed() }
@@ -332,6 +385,9 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if let Some(fuse) = &self.fuse {
+            fuse.wire().take();
+        }
         // SAFETY: made by this library and destroyed once; domain and completion queue are kept alive by their Arcs.
         let rc = unsafe { (self.pd.context().verbs().destroy_qp)(self.raw.as_ptr()) };
         log_destroy("ibv_destroy_qp", &self.pd.context().name(), rc);

@@ -48,6 +48,40 @@ pub(super) struct Forming {
     pub(super) sources: [Option<Arc<Bounced>>; MEMBERS],
     /// The next work request to make, once all members are matched.
     pub(super) cursor: Option<Cursor>,
+    /// Parts that it is cut into, whether a size record goes with it, and the lane of its first part.
+    parts: u32,
+    record: bool,
+    first: usize,
+}
+
+impl Default for Forming {
+    fn default() -> Self {
+        Self {
+            members: 0,
+            matched: [false; MEMBERS],
+            left: 0,
+            list: [NO_MEMBER; MEMBERS],
+            sources: Default::default(),
+            cursor: None,
+            parts: 0,
+            record: false,
+            first: 0,
+        }
+    }
+}
+
+impl Forming {
+    /// Makes room for the next receive.
+    pub(super) fn clear(&mut self) {
+        self.members = 0;
+        self.matched = [false; MEMBERS];
+        self.sources = Default::default();
+    }
+
+    /// Where part `part` begins.
+    pub(super) fn cursor_at(&self, part: u32) -> Cursor {
+        Cursor { parts: self.parts, record: self.record, part, member: 0, offset: 0, lane: 0 }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +92,8 @@ pub(super) struct Cursor {
     pub(super) member: usize,
     /// Bytes of the member's share of this part that were made into work requests.
     pub(super) offset: u32,
+    /// The lane on which this part began, where rails may fail.
+    pub(super) lane: usize,
 }
 
 /// A posted receive group whose completions are outstanding.
@@ -191,7 +227,8 @@ impl SendComm {
                 self.records.fill(slot, member, m.len);
             }
         }
-        forming.cursor = Some(Cursor { parts, record, part: 0, member: 0, offset: 0 });
+        (forming.parts, forming.record, forming.first) = (parts, record, first);
+        forming.cursor = Some(forming.cursor_at(0));
         self.next = sequence;
     }
 
@@ -202,12 +239,39 @@ impl SendComm {
         let Some(mut cursor) = self.forming.cursor else { return Ok(()) };
         let sequence = self.next;
         let slot = sequence.wrapping_sub(1) as usize % SLOTS;
+        let end = cursor.parts;
+        self.post_parts(&mut cursor, end, slot, sequence)?;
+        self.forming.cursor = Some(cursor).filter(|cursor| cursor.part < cursor.parts);
+        if self.forming.cursor.is_none() {
+            match &mut self.reroute {
+                Some(reroute) => reroute.keep(slot, &mut self.forming),
+                None => self.forming.clear(),
+            }
+            self.simple_limit = self.usual_limit();
+            let stripes = &self.route.stripes;
+            self.lane = (self.lane + stripes.width() as usize) % stripes.lanes();
+        }
+        Ok(())
+    }
+
+    /// Posts parts from `cursor` on up to part `end`, as far as the send queues have room.
+    pub(super) fn post_parts(
+        &mut self,
+        cursor: &mut Cursor,
+        end: u32,
+        slot: usize,
+        sequence: u32,
+    ) -> Result<(), Fault> {
         let lanes = self.route.stripes.lanes();
         // A device that completes as fast as the host copies would keep this call for the whole message. The completion
         // of the last copy resumes here.
         let copied = self.copied_bytes;
-        while cursor.part < cursor.parts {
-            let index = (self.lane + cursor.part as usize) % lanes;
+        while cursor.part < end {
+            let mut index = (self.forming.first + cursor.part as usize) % lanes;
+            if let Some(reroute) = &self.reroute {
+                let Some(lane) = reroute.lane(cursor, index) else { break };
+                index = lane;
+            }
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
                 if self.copied_bytes - copied >= AT_ONCE {
                     break;
@@ -216,27 +280,26 @@ impl SendComm {
                 self.reclaim()?;
             }
             let room = self.route.lanes[index].room() as usize;
-            let (count, ended) = self.build(&mut cursor, index, slot, sequence, room.min(CHAIN))?;
+            let chunks = self.chunks_used;
+            let (count, ended) = self.build(cursor, index, slot, sequence, room.min(CHAIN))?;
             if count == 0 {
                 // Room comes with completions; the caller polls and returns here.
                 break;
             }
             if let Err(errno) = self.route.lanes[index].post(&mut self.chain.0, count) {
+                if self.reroute.as_ref().is_some_and(|r| r.shared.is_stopped(index)) {
+                    // Stopped meanwhile: nothing was posted, and the part begins anew on another lane.
+                    self.chunks_used = chunks;
+                    continue;
+                }
                 return Err(self.post_failed(errno));
             }
             if ended {
-                cursor = Cursor { part: cursor.part + 1, member: 0, offset: 0, ..cursor };
+                if let Some(reroute) = &mut self.reroute {
+                    reroute.posted(index, slot, cursor.part);
+                }
+                *cursor = Cursor { part: cursor.part + 1, member: 0, offset: 0, ..*cursor };
             }
-        }
-        if cursor.part == cursor.parts {
-            self.forming.cursor = None;
-            self.forming.members = 0;
-            self.forming.matched = [false; MEMBERS];
-            self.forming.sources = Default::default();
-            self.simple_limit = self.usual_limit();
-            self.lane = (self.lane + self.route.stripes.width() as usize) % lanes;
-        } else {
-            self.forming.cursor = Some(cursor);
         }
         Ok(())
     }
@@ -281,7 +344,7 @@ impl SendComm {
         let at = &self.route.lanes[lane];
         let (rail, remote_rail) = (at.rail % MAX_RAILS, at.remote_rail % MAX_RAILS);
         let first = at.position(0);
-        let (max_message, begin) = (self.route.max_message, self.lane);
+        let (max_message, begin) = (self.route.max_message, self.forming.first);
         let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
         let id = |kind, ahead: usize| WrId::new(kind, lane, slot, first.wrapping_add(ahead as u32));
         let members = self.forming.members;

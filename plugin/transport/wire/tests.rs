@@ -27,21 +27,24 @@ fn end() -> impl Strategy<Value = End> {
         any::<u32>(),
         "[a-z0-9.-]{0,64}",
         "[a-z0-9_:+]{0,128}",
-        any::<(u64, u8, u8, u8)>(),
+        any::<(u64, u8, u8, u8, bool)>(),
         vec(rail(), 1..=MAX_RAILS),
         vec(lane(), 1..=MAX_PARTS),
     )
-        .prop_map(|(pid, host, device, (memory, stride, traffic_class, sl), rails, lanes)| {
-            End {
-                identity: Identity { pid, host, device },
-                memory,
-                stride,
-                traffic_class,
-                sl,
-                rails,
-                lanes,
-            }
-        })
+        .prop_map(
+            |(pid, host, device, (memory, stride, traffic_class, sl, failover), rails, lanes)| {
+                End {
+                    identity: Identity { pid, host, device },
+                    memory,
+                    stride,
+                    traffic_class,
+                    sl,
+                    failover,
+                    rails,
+                    lanes,
+                }
+            },
+        )
 }
 
 fn message() -> impl Strategy<Value = Message> {
@@ -51,6 +54,7 @@ fn message() -> impl Strategy<Value = Message> {
         "[ -~]{0,200}".prop_map(Message::Refusal),
         Just(Message::Ready),
         Just(Message::Bye),
+        vec(any::<(u8, u32)>(), 0..=MAX_PARTS).prop_map(Message::Stopped),
     ]
 }
 

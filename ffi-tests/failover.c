@@ -1,0 +1,433 @@
+/*
+ * Connections over several rails that go on when one of them fails: every message arrives once and whole, whatever was
+ * under way, and what no other rail can do is an error.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pair.h"
+#include "softrnic.h"
+
+enum { WINDOW = 24, MEMBERS = 8, LARGEST = 150000 };
+
+/* A host with `rails` devices made into one, whose ports give up after a moment. */
+static int fused(struct net *net, int version, int rails, const char *qps)
+{
+    char devices[16];
+    snprintf(devices, sizeof devices, "%d", rails);
+    setenv("SOFTRNIC_DEVICES", devices, 1);
+    setenv("SOFTRNIC_RETRY_MS", "5", 1);
+    setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
+    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "1", 1);
+    if (!getenv("NCCL_IB_RESILIENCY_PORT_FAILOVER")) setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
+    net_start(net, version);
+    return net_fuse(net, rails);
+}
+
+static void port(int rail, bool up)
+{
+    char name[32];
+    snprintf(name, sizeof name, "softrnic%d", rail);
+    rnic_port(name, up);
+}
+
+/* ---- traffic ------------------------------------------------------------------------------------------------- */
+
+/* Receives of `members` messages and the sends that answer them, WINDOW at a time, each checked when it is done. */
+struct traffic {
+    const struct pair *pair;
+    struct guarded from[WINDOW], to[WINDOW];
+    void *from_mr[WINDOW], *to_mr[WINDOW];
+    void *receives[WINDOW], *sends[WINDOW][MEMBERS];
+    size_t sizes[WINDOW][MEMBERS];
+    uint64_t numbers[WINDOW];
+    int members;
+    size_t room; /* of one member */
+    uint64_t random, next, done;
+};
+
+static void traffic_new(struct traffic *traffic, const struct pair *pair, int members, uint64_t seed)
+{
+    memset(traffic, 0, sizeof *traffic);
+    traffic->pair = pair;
+    traffic->members = members;
+    traffic->random = seed;
+    traffic->room = LARGEST / (size_t)members;
+    for (int i = 0; i < WINDOW; i++) {
+        traffic->from[i] = guarded_new(LARGEST, 0);
+        traffic->to[i] = guarded_new(LARGEST, 0);
+        traffic->from_mr[i] = register_host(pair->net, pair->send, traffic->from[i].data, LARGEST);
+        traffic->to_mr[i] = register_host(pair->net, pair->recv, traffic->to[i].data, LARGEST);
+    }
+}
+
+static void traffic_free(struct traffic *traffic)
+{
+    for (int i = 0; i < WINDOW; i++) {
+        CHECK_OK(net_dereg_mr(traffic->pair->net, traffic->pair->send, traffic->from_mr[i]));
+        CHECK_OK(net_dereg_mr(traffic->pair->net, traffic->pair->recv, traffic->to_mr[i]));
+        guarded_free(&traffic->from[i]);
+        guarded_free(&traffic->to[i]);
+    }
+}
+
+static void post_receive(struct traffic *traffic, int at)
+{
+    void *data[MEMBERS], *mrs[MEMBERS];
+    size_t sizes[MEMBERS];
+    int tags[MEMBERS];
+    guarded_reset(&traffic->to[at]);
+    for (int m = 0; m < traffic->members; m++) {
+        data[m] = traffic->to[at].data + (size_t)m * traffic->room;
+        mrs[m] = traffic->to_mr[at];
+        sizes[m] = traffic->room;
+        tags[m] = m;
+    }
+    traffic->receives[at] =
+        try_irecv(traffic->pair->net, traffic->pair->recv, traffic->members, data, sizes, tags, mrs);
+    if (!traffic->receives[at]) return;
+    traffic->numbers[at] = traffic->next++;
+    for (int m = 0; m < traffic->members; m++) {
+        uint64_t pick = next_random(&traffic->random);
+        /* Small ones go in one part, others over all rails. */
+        traffic->sizes[at][m] = pick % 4 ? pick / 4 % (traffic->room + 1) : pick / 4 % 200;
+        pattern_fill(traffic->from[at].data + (size_t)m * traffic->room, traffic->sizes[at][m],
+                     traffic->numbers[at] * MEMBERS + (uint64_t)m);
+    }
+}
+
+/* One look at everything in the window. */
+static void step(struct traffic *traffic, uint64_t count)
+{
+    const struct net *net = traffic->pair->net;
+    for (int at = 0; at < WINDOW; at++) {
+        if (!traffic->receives[at] && !traffic->numbers[at] && traffic->next < count + 1) {
+            post_receive(traffic, at);
+            if (!traffic->receives[at]) break; /* in order: the next one waits too */
+        }
+        if (!traffic->numbers[at]) continue;
+        int got[MEMBERS], left = 0;
+        if (traffic->receives[at] && is_done(net, traffic->receives[at], got)) {
+            traffic->receives[at] = NULL;
+            for (int m = 0; m < traffic->members; m++) {
+                CHECK_EQ(got[m], traffic->sizes[at][m]);
+                CHECK_PART(&traffic->to[at], (size_t)m * traffic->room, traffic->room, traffic->sizes[at][m],
+                           traffic->numbers[at] * MEMBERS + (uint64_t)m);
+            }
+        }
+        for (int m = 0; m < traffic->members; m++)
+            if (traffic->sends[at][m] && traffic->sends[at][m] != GARBAGE && is_done(net, traffic->sends[at][m], NULL))
+                traffic->sends[at][m] = GARBAGE;
+        for (int m = 0; m < traffic->members; m++) left += traffic->sends[at][m] != GARBAGE;
+        if (left || traffic->receives[at]) continue;
+        memset(traffic->sends[at], 0, sizeof traffic->sends[at]);
+        traffic->numbers[at] = 0;
+        traffic->done++;
+    }
+    /* Sends answer receives in their order. */
+    for (;;) {
+        int oldest = -1;
+        for (int at = 0; at < WINDOW; at++) {
+            bool unsent = false;
+            for (int m = 0; m < traffic->members; m++) unsent |= traffic->numbers[at] && !traffic->sends[at][m];
+            if (unsent && (oldest < 0 || traffic->numbers[at] < traffic->numbers[oldest])) oldest = at;
+        }
+        if (oldest < 0) return;
+        for (int m = traffic->members - 1; m >= 0; m--) {
+            if (traffic->sends[oldest][m]) continue;
+            traffic->sends[oldest][m] =
+                try_isend(net, traffic->pair->send, traffic->from[oldest].data + (size_t)m * traffic->room,
+                          traffic->sizes[oldest][m], m, traffic->from_mr[oldest]);
+            if (!traffic->sends[oldest][m]) return;
+        }
+    }
+}
+
+/* Until `count` receives in all are done. */
+static void run(struct traffic *traffic, uint64_t count)
+{
+    if (!traffic->next) traffic->next = 1; /* no message has number 0 */
+    WAIT_UNTIL((step(traffic, count), traffic->done == count), "all messages");
+}
+
+/* ---- cases --------------------------------------------------------------------------------------------------- */
+
+/* Messages before, during and after the loss of a rail. */
+static void lose_one(int version, int rails, const char *qps, int members, int victim)
+{
+    struct net net;
+    struct pair pair;
+    struct traffic traffic;
+    int dev = fused(&net, version, rails, qps);
+    pair_open(&net, dev, &pair);
+    traffic_new(&traffic, &pair, members, (uint64_t)(rails * 10 + victim + 1));
+    run(&traffic, 100);
+    size_t mark = log_mark();
+    port(victim, false);
+    run(&traffic, 400);
+    CHECK(log_matches_since(mark, "queue pairs are not used any more") >= 1);
+    CHECK(log_matches_since(mark, "IBV_WC_RETRY_EXC_ERR") >= 1);
+    port(victim, true); /* it is not used again */
+    run(&traffic, 500);
+    traffic_free(&traffic);
+    pair_close(&pair);
+    pair_open(&net, dev, &pair); /* with all rails again */
+    pair_message(&pair, 100000, 0, 1);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
+static void first_of_two(int version)
+{
+    (void)version;
+    lose_one(12, 2, "1", 1, 0);
+}
+
+static void second_of_two(int version)
+{
+    (void)version;
+    lose_one(9, 2, "2", 1, 1);
+}
+
+static void one_of_four(int version)
+{
+    (void)version;
+    lose_one(11, 4, "2", 1, 2);
+}
+
+static void several_members(int version)
+{
+    (void)version;
+    lose_one(12, 2, "2", MEMBERS, 1);
+}
+
+/* One after another, while what the one before left is still being sent again, until one rail is left. */
+static void one_after_another(int version)
+{
+    struct net net;
+    struct pair pair;
+    struct traffic traffic;
+    (void)version;
+    int dev = fused(&net, 12, 8, "1");
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        int rails[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+        uint64_t random = seed;
+        shuffle(rails, 8, &random);
+        pair_open(&net, dev, &pair);
+        traffic_new(&traffic, &pair, seed % 3 ? 1 : 3, seed);
+        run(&traffic, 30);
+        for (int lost = 0; lost < 7; lost++) {
+            port(rails[lost], false);
+            for (uint64_t steps = next_random(&random) % 40; steps; steps--) step(&traffic, 400);
+        }
+        run(&traffic, 400);
+        for (int lost = 0; lost < 7; lost++) port(rails[lost], true);
+        traffic_free(&traffic);
+        pair_close(&pair);
+    }
+    net_stop(&net);
+}
+
+static bool all_failed(struct traffic *traffic)
+{
+    int done, sizes[MEMBERS];
+    const struct net *net = traffic->pair->net;
+    for (int at = 0; at < WINDOW; at++) {
+        if (traffic->receives[at]) {
+            ncclResult_t result = net_test(net, traffic->receives[at], &done, sizes);
+            if (!ffi_is_error(result) && !done) return false;
+            traffic->receives[at] = NULL;
+        }
+        void *send = traffic->sends[at][0];
+        if (send && send != GARBAGE) {
+            ncclResult_t result = net_test(net, send, &done, sizes);
+            if (!ffi_is_error(result) && !done) return false;
+            traffic->sends[at][0] = NULL;
+        }
+    }
+    return true;
+}
+
+/* With the last rail the connection fails: at both ends, in bounded time, with the code that blames the path. */
+static void none_left(int version)
+{
+    struct net net;
+    struct pair pair;
+    struct traffic traffic;
+    (void)version;
+    int dev = fused(&net, 12, 2, "1");
+    pair_open(&net, dev, &pair);
+    traffic_new(&traffic, &pair, 1, 5);
+    run(&traffic, 50);
+    for (int at = 0; at < WINDOW; at++) post_receive(&traffic, at);
+    port(0, false);
+    port(1, false);
+    for (int at = 0; at < WINDOW; at++)
+        if (traffic.numbers[at])
+            traffic.sends[at][0] = try_isend(&net, pair.send, traffic.from[at].data, traffic.sizes[at][0], 0, traffic.from_mr[at]);
+    WAIT_UNTIL(all_failed(&traffic), "every request to fail");
+    void *request = NULL, *data = traffic.to[0].data, *mr = traffic.to_mr[0];
+    size_t size = 8;
+    int tag = 0;
+    CHECK_EQ(net_isend(&net, pair.send, traffic.from[0].data, 8, 0, traffic.from_mr[0], &request), ncclRemoteError);
+    WAIT_UNTIL(ffi_is_error(net_irecv(&net, pair.recv, 1, &data, &size, &tag, &mr, &request)), "the receiver to fail");
+    port(0, true);
+    port(1, true);
+    traffic_free(&traffic);
+    pair_close(&pair);
+    pair_open(&net, dev, &pair);
+    pair_message(&pair, 100000, 0, 1);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
+/* Nobody asked for it: the first failure is the end. */
+static void not_asked_for(int version)
+{
+    struct net net;
+    struct pair pair;
+    (void)version;
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "0", 1);
+    int dev = fused(&net, 12, 2, "1");
+    pair_open(&net, dev, &pair);
+    pair_message(&pair, LARGEST, 0, 1);
+    struct guarded from = guarded_new(LARGEST, 0), to = guarded_new(LARGEST, 0);
+    void *from_mr = register_host(&net, pair.send, from.data, LARGEST);
+    void *to_mr = register_host(&net, pair.recv, to.data, LARGEST);
+    irecv(&net, pair.recv, to.data, LARGEST, 0, to_mr);
+    port(1, false);
+    void *send = isend(&net, pair.send, from.data, LARGEST, 0, from_mr);
+    CHECK_EQ(wait_error(&net, send), ncclRemoteError);
+    port(1, true);
+    CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
+    CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));
+    guarded_free(&from);
+    guarded_free(&to);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
+/* ---- two processes ------------------------------------------------------------------------------------------- */
+
+enum { ROUNDS = 40 };
+
+struct hosts {
+    const char *sender, *receiver; /* what either asks for */
+    bool killed;                   /* the receiver, as soon as a rail is lost */
+};
+
+static void sends(int version, int socket, void *argument)
+{
+    const struct hosts *hosts = argument;
+    struct net net;
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", hosts->sender, 1);
+    int dev = fused(&net, version, 2, "1");
+    void *comm = dial(&net, dev, socket);
+    struct guarded from = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, from.data, LARGEST);
+    bool asked = strcmp(hosts->sender, "1") == 0 && strcmp(hosts->receiver, "1") == 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        pattern_fill(from.data, LARGEST, (uint64_t)i);
+        hear_step(socket, 'r'); /* it has posted, and does nothing until this end is done */
+        if (i == ROUNDS / 2) {
+            port(1, false);
+            void *send = isend(&net, comm, from.data, LARGEST, 0, mr);
+            if (hosts->killed) {
+                tell_step(socket, 'k');
+                hear_end(socket);
+            }
+            if (!asked || hosts->killed) {
+                CHECK_EQ(wait_error(&net, send), ncclRemoteError);
+                goto end;
+            }
+            CHECK_EQ(wait_size(&net, send), LARGEST);
+        } else {
+            void *send = isend(&net, comm, from.data, LARGEST, 0, mr);
+            CHECK_EQ(wait_size(&net, send), LARGEST);
+        }
+        tell_step(socket, 's');
+    }
+    meet(socket, 'e');
+end:
+    CHECK_OK(net_dereg_mr(&net, comm, mr));
+    guarded_free(&from);
+    CHECK_OK(net_close_send(&net, comm));
+    net_stop(&net);
+}
+
+static void receives(int version, int socket, void *argument)
+{
+    const struct hosts *hosts = argument;
+    struct net net;
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", hosts->receiver, 1);
+    int dev = fused(&net, version, 2, "1");
+    void *comm = answer(&net, dev, socket);
+    struct guarded to = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, to.data, LARGEST);
+    bool asked = strcmp(hosts->sender, "1") == 0 && strcmp(hosts->receiver, "1") == 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        guarded_reset(&to);
+        void *receive = irecv(&net, comm, to.data, LARGEST, 0, mr);
+        tell_step(socket, 'r');
+        if (i == ROUNDS / 2 && hosts->killed) {
+            hear_step(socket, 'k');
+            kill(getpid(), SIGKILL);
+        }
+        if (i == ROUNDS / 2 && !asked) {
+            CHECK(ffi_is_error(wait_error(&net, receive)));
+            goto end;
+        }
+        hear_step(socket, 's');
+        CHECK_EQ(wait_size(&net, receive), LARGEST);
+        CHECK_BUFFER(&to, LARGEST, (uint64_t)i);
+    }
+    meet(socket, 'e');
+end:
+    CHECK_OK(net_dereg_mr(&net, comm, mr));
+    guarded_free(&to);
+    CHECK_OK(net_close_recv(&net, comm));
+    net_stop(&net);
+}
+
+static void hosts(const char *sender, const char *receiver, bool killed)
+{
+    struct hosts hosts = {sender, receiver, killed};
+    run_two(12, (struct role){"sender", sends, false}, (struct role){"receiver", receives, killed}, &hosts);
+}
+
+/* The other end is in nobody's hands while it is asked what came. */
+static void nobody_at_home(int version)
+{
+    (void)version;
+    hosts("1", "1", false);
+}
+
+static void one_end_asks(int version)
+{
+    (void)version;
+    hosts("1", "0", false);
+    hosts("0", "1", false);
+}
+
+static void killed_when_asked(int version)
+{
+    (void)version;
+    hosts("1", "1", true);
+}
+
+const struct ffi_case ffi_cases[] = {
+    ONCE(first_of_two),
+    ONCE(second_of_two),
+    ONCE(one_of_four),
+    ONCE(several_members),
+    ONCE(one_after_another),
+    ONCE(none_left),
+    ONCE(not_asked_for),
+    ONCE(nobody_at_home),
+    ONCE(one_end_asks),
+    ONCE(killed_when_asked),
+    {0},
+};

@@ -1,0 +1,219 @@
+//! What a sending end does when one of several rails fails, see [`crate::transport::failover`].
+
+use super::group::{Cursor, Forming};
+use super::{SLOTS, SendComm};
+use crate::error::Fault;
+use crate::memory::bounce::CHUNKS;
+use crate::transport::comm::Ending;
+use crate::transport::failover::{Failover, PATIENCE, ahead, failed_by, given_up, is_survivable};
+use crate::transport::lane::{Kind, WrId};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What is kept to send it again.
+#[derive(Debug)]
+pub(super) struct Reroute {
+    pub(super) shared: Arc<Failover>,
+    /// For each lane the parts whose ends were posted there and not acknowledged, in order.
+    under_way: Box<[VecDeque<Part>]>,
+    /// Lanes of which it was decided what is sent again.
+    resolved: Box<[bool]>,
+    /// Answers that are not complete.
+    kept: [Option<Box<Forming>>; SLOTS],
+    spare: Vec<Box<Forming>>,
+    again: VecDeque<(Part, Cursor)>,
+    /// Lanes may have been stopped, or parts wait to be sent again.
+    busy: bool,
+    since: Option<Instant>,
+    pub(super) resent: u64,
+}
+
+/// One part of the answer in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    slot: u8,
+    number: u8,
+}
+
+impl Reroute {
+    pub(super) fn new(shared: Arc<Failover>, lanes: usize) -> Self {
+        let under_way = || VecDeque::with_capacity(2 * SLOTS);
+        Self {
+            shared,
+            under_way: std::iter::repeat_with(under_way).take(lanes).collect(),
+            resolved: vec![false; lanes].into(),
+            kept: Default::default(),
+            spare: std::iter::repeat_with(Box::default).take(SLOTS).collect(),
+            again: VecDeque::with_capacity(SLOTS),
+            busy: false,
+            since: None,
+            resent: 0,
+        }
+    }
+
+    /// Something outside the data path happened.
+    pub(super) fn look(&mut self) {
+        self.busy = true;
+    }
+
+    /// The lane for a part that would go on `nominal`; `cursor` says how far it is. `None`: none is left.
+    pub(super) fn lane(&self, cursor: &mut Cursor, nominal: usize) -> Option<usize> {
+        let begins = cursor.member == 0 && cursor.offset == 0;
+        if begins || self.shared.is_stopped(cursor.lane) {
+            (cursor.member, cursor.offset) = (0, 0);
+            cursor.lane = self.shared.pick(nominal)?;
+        }
+        Some(cursor.lane)
+    }
+
+    /// The end of a part was posted.
+    pub(super) fn posted(&mut self, lane: usize, slot: usize, number: u32) {
+        self.under_way[lane].push_back(Part { slot: slot as u8, number: number as u8 });
+    }
+
+    /// Keeps an answer that was posted whole, until it is complete; gives an empty one for the next.
+    pub(super) fn keep(&mut self, slot: usize, answer: &mut Box<Forming>) {
+        let empty = self.spare.pop().unwrap_or_default();
+        self.kept[slot] = Some(std::mem::replace(answer, empty));
+    }
+
+    /// The answer in a slot is complete.
+    pub(super) fn complete(&mut self, slot: usize) {
+        if let Some(mut answer) = self.kept[slot].take() {
+            answer.clear();
+            self.spare.push(answer);
+        }
+    }
+}
+
+impl SendComm {
+    /// Takes note of completion `index` of the last poll where that is not done as usual. `false`: it is.
+    pub(super) fn note_rerouted(&mut self, index: usize) -> bool {
+        let Some(reroute) = &mut self.reroute else { return false };
+        let wc = self.pump.wc.get(index);
+        let id = WrId(wc.id());
+        let number = id.lane();
+        let (Some(kind @ (Kind::Part | Kind::Progress)), Some(lane)) =
+            (id.kind(), self.route.lanes.get_mut(number))
+        else {
+            return false;
+        };
+        if wc.is_success() {
+            if kind == Kind::Progress {
+                return false;
+            }
+            if reroute.shared.count(number) {
+                reroute.under_way[number].pop_front();
+                return false;
+            }
+            // Too late: the other end decides whether it came.
+        } else if !reroute.shared.is_stopped(number) {
+            let status = wc.status();
+            let why = || failed_by(&self.peer, number, status);
+            if !is_survivable(status) || !reroute.shared.stop_like(number, why) {
+                return false;
+            }
+        }
+        lane.complete(id.position());
+        self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
+        reroute.busy = true;
+        true
+    }
+
+    /// Goes on with what rails have failed; whether that was something.
+    pub(super) fn reroute(&mut self) -> Result<bool, Fault> {
+        let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.busy) else {
+            return Ok(false);
+        };
+        let mut waiting = false;
+        let mut done = Vec::new();
+        for (number, lane) in self.route.lanes.iter().enumerate() {
+            if reroute.resolved[number] || !reroute.shared.is_stopped(number) {
+                continue;
+            }
+            match reroute.shared.theirs(number) {
+                Some(theirs) if lane.is_idle() => done.push((number, theirs)),
+                _ => waiting = true,
+            }
+        }
+        let left = reroute.shared.pick(0).is_some();
+        let patience = reroute.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        if !waiting {
+            reroute.since = None;
+        }
+        if !left || (waiting && !patience) {
+            let error = given_up(&self.peer, &reroute.shared.why(), left);
+            return Err(self.fail(error));
+        }
+        for (lane, theirs) in &done {
+            self.resolve(*lane, *theirs)?;
+        }
+        self.send_again()?;
+        if let Some(reroute) = &mut self.reroute {
+            reroute.busy = waiting || !reroute.again.is_empty();
+        }
+        Ok(!done.is_empty())
+    }
+
+    /// Decides what of a stopped lane is sent again: both ends told their counts, and nothing is under way.
+    fn resolve(&mut self, lane: usize, theirs: u32) -> Result<(), Fault> {
+        let Some(reroute) = &mut self.reroute else { return Ok(()) };
+        reroute.resolved[lane] = true;
+        let parts = std::mem::take(&mut reroute.under_way[lane]);
+        let arrived = match ahead(reroute.shared.counted(lane), theirs, parts.len()) {
+            Ok(arrived) => arrived,
+            Err(e) => {
+                let error = e.context(&self.peer);
+                return Err(self.fail(error));
+            }
+        };
+        for part in parts.iter().skip(arrived) {
+            let slot = usize::from(part.slot);
+            let answer = reroute.kept[slot].as_ref().unwrap_or(&self.forming);
+            reroute.again.push_back((*part, answer.cursor_at(part.number.into())));
+            reroute.resent += 1;
+        }
+        for part in parts.iter().take(arrived) {
+            self.part_done(part.slot.into());
+        }
+        Ok(())
+    }
+
+    /// Sends parts again, as far as the send queues have room.
+    fn send_again(&mut self) -> Result<(), Fault> {
+        // One answer at a time; what is being posted goes first.
+        while self.forming.cursor.is_none() {
+            let Some(reroute) = &mut self.reroute else { break };
+            let Some((part, mut cursor)) = reroute.again.front().copied() else { break };
+            let slot = usize::from(part.slot);
+            let Some(answer) = reroute.kept[slot].take() else {
+                // Its answer is complete, which cannot be with a part missing.
+                reroute.again.pop_front();
+                continue;
+            };
+            let sequence = self.sequence_of(slot);
+            let current = std::mem::replace(&mut self.forming, answer);
+            let posted = self.post_parts(&mut cursor, u32::from(part.number) + 1, slot, sequence);
+            let answer = std::mem::replace(&mut self.forming, current);
+            let Some(reroute) = &mut self.reroute else { break };
+            reroute.kept[slot] = Some(answer);
+            posted?;
+            if cursor.part > part.number.into() {
+                reroute.again.pop_front();
+            } else {
+                if let Some(first) = reroute.again.front_mut() {
+                    first.1 = cursor;
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sequence of the receive that was answered last in a slot.
+    pub(super) fn sequence_of(&self, slot: usize) -> u32 {
+        let last = self.next.wrapping_sub(1);
+        last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32).wrapping_add(1)
+    }
+}
