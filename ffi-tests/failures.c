@@ -106,7 +106,7 @@ static void no_answer(int version)
     irecv(&stage.net, stage.pair.recv, stage.to.data, LENGTH, 0, stage.to_mr);
     void *send = isend(&stage.net, stage.pair.send, stage.from.data, LENGTH, 0, stage.from_mr);
     while (!is_done(&stage.net, send, NULL)) continue; /* the credit is used up, and the next one is there */
-    irecv(&stage.net, stage.pair.recv, stage.to.data, LENGTH, 0, stage.to_mr);
+    void *receive = irecv(&stage.net, stage.pair.recv, stage.to.data, LENGTH, 0, stage.to_mr);
     send = NULL;
     stage.mark = log_mark();
     rnic_port("softrnic0", false);
@@ -121,6 +121,9 @@ static void no_answer(int version)
     /* And the port said so before. */
     snprintf(expected, sizeof expected, "fail when nothing was acknowledged in %s", patience);
     CHECK_EQ(log_matches_since(stage.mark, expected), 1);
+    /* The other end, which nothing happened to, hears of it and does not wait for ever. */
+    CHECK_EQ(wait_error(&stage.net, receive), ncclRemoteError);
+    CHECK_EQ(log_matches_since(stage.mark, "the other end failed: "), 1);
     clear(&stage);
 }
 

@@ -39,6 +39,7 @@ fn seeds() -> Vec<Vec<u8>> {
         Message::Ready,
         Message::Bye,
         Message::Stopped(vec![(0, 1), (127, u32::MAX)]),
+        Message::Failed("a work request failed".into()),
     ];
     let mut seeds: Vec<_> = messages.iter().map(Message::encode).collect();
     seeds.push(seeds.concat());

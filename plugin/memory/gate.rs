@@ -29,6 +29,8 @@ pub enum GateState {
     Failed,
     /// Some of several rails failed; the others go on.
     Rerouted,
+    /// The other end failed and said so.
+    PeerFailed,
 }
 
 const OPEN: u32 = 1;
@@ -46,6 +48,7 @@ impl GateState {
             4 => Self::DeviceFailed,
             5 => Self::Failed,
             6 => Self::Rerouted,
+            7 => Self::PeerFailed,
             QUEUE_FAILED.. => Self::QueueFailed((word - QUEUE_FAILED) as u8),
             _ => Self::Forked,
         }
@@ -60,6 +63,7 @@ impl GateState {
             Self::DeviceFailed => 4,
             Self::Failed => 5,
             Self::Rerouted => 6,
+            Self::PeerFailed => 7,
             Self::QueueFailed(event) => QUEUE_FAILED + u32::from(event),
         }
     }
@@ -139,6 +143,11 @@ impl Gate {
             let replace = match GateState::from_word(word) {
                 GateState::Open => true,
                 GateState::Rerouted => state != GateState::Rerouted,
+                // What this end finds itself is nearer to the cause.
+                GateState::PeerFailed => {
+                    use GateState::{DeviceFailed, Failed, QueueFailed};
+                    matches!(state, Failed | DeviceFailed | QueueFailed(_))
+                }
                 GateState::Forked => false,
                 _ => state == GateState::Failed,
             };
@@ -204,6 +213,17 @@ mod tests {
         assert_eq!(gate.state(), GateState::PeerClosed);
         gate.report(GateState::Failed);
         assert_eq!(gate.state(), GateState::Failed);
+    }
+
+    #[test]
+    fn what_this_end_finds_comes_before_what_the_other_tells() {
+        let gate = Gate::new().unwrap();
+        gate.report(GateState::PeerFailed);
+        gate.report(GateState::PeerClosed);
+        assert_eq!(gate.state(), GateState::PeerFailed);
+        gate.report(GateState::QueueFailed(3));
+        gate.report(GateState::PeerFailed);
+        assert_eq!(gate.state(), GateState::QueueFailed(3));
     }
 
     #[test]

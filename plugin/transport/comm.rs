@@ -3,8 +3,10 @@
 
 use super::failure::{Broken, Failures, Given, Work, queue_failed};
 use super::lane::WrId;
+use super::mail::Mail;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
+use super::wire::Message;
 use crate::error::{Blame, Error, Fault};
 use crate::memory::GateState;
 use std::fmt;
@@ -28,6 +30,8 @@ pub struct Peer {
     pub ways: Arc<[String]>,
     /// What a failure is told with.
     pub failures: Arc<Failures>,
+    /// What is told to it and what it tells.
+    pub mail: Arc<Mail>,
 }
 
 impl Peer {
@@ -196,6 +200,10 @@ pub trait Ending {
         // A forked child fails for itself only, and that is told by the call.
         if failure.is_none() && pump.gate().state() != GateState::Forked {
             peer.failures.record(&error, peer, broken);
+            // Who only heard of it has nothing to tell.
+            if pump.gate().state() != GateState::PeerFailed {
+                peer.mail.post(Message::Failed(error.to_string()));
+            }
         }
         if failure.is_none() {
             *failure = Some(error.clone());
@@ -231,6 +239,9 @@ impl Watchdog {
             }
             GateState::Failed => return Some(Error::system(format!("{peer}: failed before"))),
             GateState::PeerClosed => ("the peer closed the connection".to_owned(), Blame::Remote),
+            GateState::PeerFailed => {
+                (format!("the other end failed: {}", peer.mail.reason()), Blame::Remote)
+            }
             GateState::PeerGone => ("the peer process is gone".to_owned(), Blame::Remote),
             GateState::QueueFailed(event) => queue_failed(event),
         };

@@ -256,7 +256,7 @@ impl Connecting {
         let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let failover = (settings.port_failover && end.failover)
-            .then(|| Failover::new(&mut parts.lanes, &self.gate))
+            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer.mail))
             .flatten();
         let route = send::Route {
             failover: failover.clone(),

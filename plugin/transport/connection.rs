@@ -235,6 +235,7 @@ impl Setup {
         Peer {
             ways: self.qps.iter().zip(&end.lanes).enumerate().map(way).collect(),
             failures: Arc::clone(failures),
+            mail: Arc::default(),
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,

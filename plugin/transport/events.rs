@@ -5,7 +5,8 @@
 
 use super::channel::Channel;
 use super::device::OpenDevice;
-use super::failover::{Failover, Waker};
+use super::failover::Failover;
+use super::mail::Mail;
 use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::memory::{Gate, GateState};
@@ -62,7 +63,18 @@ struct Table {
 struct PeerWatch {
     channel: Channel,
     gate: Gate,
-    failover: Option<Arc<Failover>>,
+    links: Links,
+}
+
+/// What concerns a connection beside its gate.
+#[derive(Clone, Debug)]
+pub struct Links {
+    /// Its queues on all devices, as events call them.
+    pub queues: Arc<[usize]>,
+    /// What it has to tell the other end.
+    pub mail: Arc<Mail>,
+    /// What is known of its lanes, where others go on when one fails.
+    pub failover: Option<Arc<Failover>>,
 }
 
 #[derive(Debug)]
@@ -76,9 +88,7 @@ struct DeviceWatch {
 struct User {
     key: u64,
     gate: Gate,
-    /// Its queues on all devices, as events call them.
-    queues: Arc<[usize]>,
-    failover: Option<Arc<Failover>>,
+    links: Links,
 }
 
 /// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
@@ -98,7 +108,7 @@ impl Events {
         Arc::new(Self { running: Mutex::new(None), policy: Arc::new(policy) })
     }
 
-    /// Watches the side channel of a connection, the devices it uses, and its queues on them.
+    /// Watches the side channel of a connection, the devices it uses, and its queues on them, and sends its mail.
     ///
     /// # Errors
     /// No descriptor or thread can be had.
@@ -107,8 +117,7 @@ impl Events {
         channel: Channel,
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
-        queues: Vec<usize>,
-        failover: Option<Arc<Failover>>,
+        links: Links,
     ) -> Result<Watch> {
         let mut running = lock(&self.running);
         let shared = match &*running {
@@ -120,7 +129,7 @@ impl Events {
                 shared
             }
         };
-        let key = shared.add(channel, gate, devices, queues.into(), failover);
+        let key = shared.add(channel, gate, devices, links);
         match key {
             Ok(key) => Ok(Watch { events: Arc::clone(self), key }),
             Err(e) => {
@@ -185,32 +194,21 @@ impl Shared {
         channel: Channel,
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
-        queues: Arc<[usize]>,
-        failover: Option<Arc<Failover>>,
+        links: Links,
     ) -> Result<u64> {
-        if let Some(failover) = &failover {
-            let shared = Arc::downgrade(self);
-            let wake = move || {
-                if let Some(shared) = shared.upgrade() {
-                    shared.wake();
-                }
-            };
-            failover.set_waker(Waker(Box::new(wake)));
-        }
+        let shared = Arc::downgrade(self);
+        links.mail.set_waker(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.wake();
+            }
+        });
         let mut table = lock(&self.table);
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
-        table
-            .peers
-            .insert(key, PeerWatch { channel, gate: gate.clone(), failover: failover.clone() });
+        table.peers.insert(key, PeerWatch { channel, gate: gate.clone(), links: links.clone() });
         for open in devices {
-            let user = User {
-                key,
-                gate: gate.clone(),
-                queues: Arc::clone(&queues),
-                failover: failover.clone(),
-            };
+            let user = User { key, gate: gate.clone(), links: links.clone() };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
             if let Some(device) = known {
                 device.users.push(user);
@@ -249,6 +247,7 @@ impl Shared {
         if let Some(mut peer) = peer {
             self.forget(peer.channel.stream());
             // Best effort: a peer that is gone does not listen.
+            peer.tell();
             let _ = peer.channel.send(&Message::Bye);
         }
         // The device may be closed by this drop, which is why it happens outside the lock.
@@ -321,26 +320,29 @@ fn non_blocking(open: &OpenDevice) -> Result<()> {
 }
 
 impl PeerWatch {
-    /// Tells the peer which lanes are not used any more.
+    /// Sends what is to be told.
     fn tell(&mut self) {
-        let lanes = self.failover.as_ref().map(|failover| failover.take_unsent());
-        if let Some(lanes) = lanes.filter(|lanes| !lanes.is_empty())
-            && let Err(e) = self.channel.send(&Message::Stopped(lanes))
-        {
-            // Who waits for an answer has a deadline.
-            tracing::warn!("{e}");
+        for message in self.links.mail.take() {
+            if let Err(e) = self.channel.send(&message) {
+                // Who waits for an answer has a deadline, and a broken channel is told by `look`.
+                tracing::debug!("{e}");
+            }
         }
     }
 
     /// What the side channel says now.
     fn look(&mut self) -> Look {
         loop {
-            match (self.channel.receive(), &self.failover) {
+            match (self.channel.receive(), &self.links.failover) {
                 (Ok(None), _) => return Look::Well,
                 (Ok(Some(Message::Bye)), _) => return Look::Over(GateState::PeerClosed),
                 (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
                     failover.hear(&lanes, self.channel.peer());
                     self.tell();
+                }
+                (Ok(Some(Message::Failed(reason))), _) => {
+                    self.links.mail.set_reason(reason);
+                    self.gate.report(GateState::PeerFailed);
                 }
                 (Ok(Some(other)), _) => {
                     tracing::warn!(
@@ -382,7 +384,7 @@ enum Look {
 impl User {
     /// A queue failed: the other rails go on, or nothing does.
     fn queue_failed(&self, queue: usize, code: u8, name: &str) {
-        let others = (name == "QP_FATAL").then_some(self.failover.as_ref()).flatten();
+        let others = (name == "QP_FATAL").then_some(self.links.failover.as_ref()).flatten();
         let why = || format!("IBV_EVENT_{name}");
         if others.and_then(|failover| failover.stop_queue(queue, why)) != Some(true) {
             self.gate.report(GateState::QueueFailed(code));
@@ -424,7 +426,7 @@ impl DeviceWatch {
                 // The connection tells it, with its peer: most also complete work requests in error.
                 Scope::Object(queue) if event.is_fatal() => {
                     let code = u8::try_from(event.code).unwrap_or(u8::MAX);
-                    let users = self.users.iter().filter(|user| user.queues.contains(&queue));
+                    let users = self.users.iter().filter(|user| user.links.queues.contains(&queue));
                     users.for_each(|user| user.queue_failed(queue, code, event.name()));
                     tracing::info!("{name}: IBV_EVENT_{}", event.name());
                 }

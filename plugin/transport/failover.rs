@@ -11,12 +11,14 @@
 
 use super::comm::Peer;
 use super::lane::Lane;
+use super::mail::Mail;
+use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::memory::{Gate, GateState};
 use crate::verbs::cq::status_name;
 use crate::verbs::qp::Fuse;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long the other end may take to tell its count.
@@ -31,7 +33,7 @@ pub struct Failover {
     lanes: Box<[Way]>,
     told: Mutex<Told>,
     gate: Gate,
-    waker: OnceLock<Waker>,
+    mail: Arc<Mail>,
 }
 
 /// One lane.
@@ -48,21 +50,10 @@ struct Way {
 /// What both ends said.
 #[derive(Debug)]
 struct Told {
-    /// Lanes that were stopped and not told yet, with their counts.
-    unsent: Vec<(u8, u32)>,
     /// What the other end counted on lanes that it stopped.
     theirs: Box<[Option<u32>]>,
     /// The first reason.
     why: Option<String>,
-}
-
-/// Makes the event thread send what is to be told.
-pub(super) struct Waker(pub(super) Box<dyn Fn() + Send + Sync>);
-
-impl std::fmt::Debug for Waker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waker").finish_non_exhaustive()
-    }
 }
 
 /// Whether another rail may do better: the path failed, or the queue pair, and not what was asked of it.
@@ -105,7 +96,7 @@ pub(super) fn ahead(ours: u32, theirs: u32, waiting: usize) -> Result<usize> {
 
 impl Failover {
     /// Of an end with these lanes; `None` where they join one pair of rails only.
-    pub(super) fn new(lanes: &mut [Lane], gate: &Gate) -> Option<Arc<Self>> {
+    pub(super) fn new(lanes: &mut [Lane], gate: &Gate, mail: &Arc<Mail>) -> Option<Arc<Self>> {
         let ways: Box<[_]> = lanes
             .iter_mut()
             .map(|lane| Way {
@@ -116,17 +107,11 @@ impl Failover {
             })
             .collect();
         let first = ways.first()?.rails;
-        let told = Told { unsent: Vec::new(), theirs: vec![None; ways.len()].into(), why: None };
+        let told = Told { theirs: vec![None; ways.len()].into(), why: None };
         ways.iter().any(|way| way.rails != first).then(|| {
-            let (told, waker) = (Mutex::new(told), OnceLock::new());
-            Arc::new(Self { lanes: ways, told, gate: gate.clone(), waker })
+            let (told, mail) = (Mutex::new(told), Arc::clone(mail));
+            Arc::new(Self { lanes: ways, told, gate: gate.clone(), mail })
         })
-    }
-
-    /// How to make the event thread look here.
-    pub(super) fn set_waker(&self, waker: Waker) {
-        // Given once, when the watch begins.
-        let _ = self.waker.set(waker);
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
@@ -202,45 +187,47 @@ impl Failover {
         if left == 0 {
             return false;
         }
-        let stopped = all.filter(|lane| which(&self.lanes[*lane]) && self.stop(*lane)).count();
+        let stopped = self.stop(all.filter(|lane| which(&self.lanes[*lane])));
         if stopped > 0 {
             let why = why();
             tracing::warn!(
                 "{why}: {stopped} queue pairs are not used any more, {left} of {count} go on"
             );
             self.told().why.get_or_insert(why);
-            if let Some(Waker(wake)) = self.waker.get() {
-                wake();
-            }
         }
         true
     }
 
-    /// Stops one lane. `true`: it was not before.
-    fn stop(&self, lane: usize) -> bool {
-        let way = &self.lanes[lane];
-        let before = way.word.fetch_or(STOPPED, Ordering::AcqRel);
-        if before & STOPPED != 0 {
-            return false;
+    /// Stops lanes and tells the other end; how many were not stopped before.
+    fn stop(&self, lanes: impl Iterator<Item = usize>) -> usize {
+        let mut stopped = Vec::new();
+        for lane in lanes {
+            let way = &self.lanes[lane];
+            let before = way.word.fetch_or(STOPPED, Ordering::AcqRel);
+            if before & STOPPED != 0 {
+                continue;
+            }
+            if let Err(e) = way.fuse.blow() {
+                // It is in error already, or the device is gone; then nothing comes in either.
+                tracing::info!("{e}");
+            }
+            stopped.push((lane as u8, before));
         }
-        if let Err(e) = way.fuse.blow() {
-            // It is in error already, or the device is gone; then nothing comes in either.
-            tracing::info!("{e}");
+        let count = stopped.len();
+        if count > 0 {
+            self.mail.post(Message::Stopped(stopped));
         }
-        self.told().unsent.push((lane as u8, before));
-        true
+        count
     }
 
     /// Takes note of what the other end stopped, and does the same. Called by the event thread.
     pub(super) fn hear(&self, lanes: &[(u8, u32)], from: &str) {
-        let mut stopped = 0;
-        for (lane, count) in lanes {
-            let lane = usize::from(*lane);
-            if lane < self.lanes.len() {
-                stopped += usize::from(self.stop(lane));
-                self.told().theirs[lane].get_or_insert(*count & !STOPPED);
-            }
+        let known = lanes.iter().map(|(lane, count)| (usize::from(*lane), *count & !STOPPED));
+        let known = known.filter(|(lane, _)| *lane < self.lanes.len());
+        for (lane, count) in known.clone() {
+            self.told().theirs[lane].get_or_insert(count);
         }
+        let stopped = self.stop(known.map(|(lane, _)| lane));
         if stopped > 0 {
             let why = format!("{from} gave up a rail");
             tracing::warn!(
@@ -250,11 +237,6 @@ impl Failover {
             self.told().why.get_or_insert(why);
         }
         self.gate.report(GateState::Rerouted);
-    }
-
-    /// What the other end has to be told. Called by the event thread.
-    pub(super) fn take_unsent(&self) -> Vec<(u8, u32)> {
-        std::mem::take(&mut self.told().unsent)
     }
 }
 

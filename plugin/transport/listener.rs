@@ -301,7 +301,7 @@ impl Listener {
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
         let failover = (settings.port_failover && hello.failover)
-            .then(|| Failover::new(&mut parts.lanes, &self.gate))
+            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer.mail))
             .flatten();
         let route = recv::Route {
             depth,

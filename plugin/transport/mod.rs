@@ -20,6 +20,7 @@ pub mod fusion;
 pub mod host_memory;
 pub mod lane;
 pub mod listener;
+pub mod mail;
 pub mod pump;
 pub mod receives;
 pub mod recv;
@@ -49,7 +50,7 @@ use channel::Channel;
 use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
-use events::{Events, Watch};
+use events::{Events, Links, Watch};
 use failover::Failover;
 use failure::Failures;
 use fork::{Fork, Moment};
@@ -295,7 +296,15 @@ impl CommShared {
         failover: Option<Arc<Failover>>,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
-        let watch = transport.events.watch(channel, gate, &devices, queues, failover)?;
+        let watch = {
+            let mail = Arc::clone(&whose.peer.mail);
+            transport.events.watch(
+                channel,
+                gate,
+                &devices,
+                Links { queues: queues.into(), mail, failover },
+            )?
+        };
         Ok(Self {
             _watch: watch,
             regions: Regions::default(),

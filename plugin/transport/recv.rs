@@ -669,7 +669,7 @@ impl RecvComm {
     fn local_attention(&mut self) -> Result<(), Fault> {
         match (&self.failure, self.pump.gate().state()) {
             (Some(failure), _) => Err(Box::new(failure.repeated())),
-            (None, GateState::PeerClosed | GateState::PeerGone) => Ok(()),
+            (None, GateState::PeerClosed | GateState::PeerGone | GateState::PeerFailed) => Ok(()),
             (None, _) => self.attention(true),
         }
     }

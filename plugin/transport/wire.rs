@@ -250,6 +250,8 @@ pub enum Message {
     /// Either way: this end takes nothing more from these lanes. With each the number of parts whose ends it has counted
     /// there.
     Stopped(Vec<(u8, u32)>),
+    /// Either way: this end failed, and why.
+    Failed(String),
 }
 
 impl Message {
@@ -279,6 +281,10 @@ impl Message {
                     body.u32(*count);
                 }
                 6
+            }
+            Self::Failed(text) => {
+                body.text(text, 1024);
+                7
             }
         };
         let mut w = Writer::default();
@@ -331,6 +337,7 @@ impl Message {
                 let count = r.u8()?;
                 Self::Stopped((0..count).map(|_| Ok((r.u8()?, r.u32()?))).collect::<Result<_>>()?)
             }
+            7 => Self::Failed(r.text()?),
             _ => return Err(Error::remote(format!("a message of unknown kind {kind}"))),
         };
         if !r.0.is_empty() {
