@@ -8,7 +8,7 @@ TARGET := target/$(PROFILE)
 LLVM = $(firstword $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib /usr/lib64/llvm14/lib /usr/lib64/llvm15/lib \
   2>/dev/null) /usr/lib/llvm-14/lib)
 export LIBCLANG_PATH ?= $(LLVM)
-PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind g++ binutils libjemalloc2
+PACKAGES := libibverbs-dev librdmacm-dev libclang-14-dev pkg-config ibverbs-utils perftest valgrind g++ binutils libjemalloc2 iproute2
 
 .PHONY: all deps dist test lint loom header clean
 

@@ -196,10 +196,7 @@ static void unequal_speeds_with_adaptive_routing(int version)
     all_of_it(12, 3);
 }
 
-/*
- * More members on one end than on the other, both ways round. Stock takes the key of the size record by the local
- * member's number, which is wrong here.
- */
+/* More members on one end than on the other, both ways round. */
 static void unequal_ends(int version)
 {
     struct net net;

@@ -127,6 +127,16 @@ fn being_asked_for_by_name_wins_over_disable() {
 }
 
 #[test]
+fn a_bond_has_a_queue_pair_per_link_unless_told_otherwise() {
+    let rows =
+        [("", 0, 1), ("", 1, 1), ("", 2, 2), ("", 3, 3), ("", 9, 4), ("1", 2, 1), ("6", 2, 6)];
+    for (text, links, wanted) in rows {
+        let settings = parse(&[("NCCL_IB_QPS_PER_CONNECTION", text)]).0;
+        assert_eq!(settings.qps_per_rail(links), wanted, "{text:?} over {links} links");
+    }
+}
+
+#[test]
 fn minus_two_is_the_stock_threshold() {
     assert_eq!(parse(&[("NCCL_IB_AR_THRESHOLD", "-2")]).0.ar_threshold, 8192);
     assert_eq!(parse(&[("NCCL_IB_AR_THRESHOLD", "-1")]).0.ar_threshold, 0);

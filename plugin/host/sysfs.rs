@@ -256,6 +256,23 @@ mod tests {
     }
 
     #[test]
+    fn links_are_those_of_a_bond() {
+        let tree = Tree::new(&[
+            ("class/net/bond0/bonding/slaves", "eth0 eth1 eth2\n"),
+            ("class/net/bond1/bonding/slaves", "\n"),
+            ("class/net/bond0.7/lower_bond0/mtu", "9000\n"),
+            ("class/net/eth0.7/lower_eth0/mtu", "9000\n"),
+            ("class/net/eth0/mtu", "9000\n"),
+        ]);
+        let rows =
+            [("bond0", 3), ("bond1", 1), ("bond0.7", 3), ("eth0.7", 1), ("eth0", 1), ("no", 1)];
+        for (name, links) in rows {
+            assert_eq!(sysfs(&tree).links(name), links, "{name}");
+        }
+        assert_eq!(sysfs(&tree).links("../net/bond0"), 1);
+    }
+
+    #[test]
     fn a_device_is_described() {
         let tree = adapter();
         let sysfs = sysfs(&tree);

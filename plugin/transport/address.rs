@@ -200,8 +200,15 @@ mod tests {
 
     #[test]
     fn a_queue_pair_is_told_by_what_its_link_layer_routes_by() {
-        let mut rail =
-            WireRail { lid: 7, link_layer: LINK_LAYER_INFINIBAND, mtu: 5, gid: [0; 16], rkey: 1 };
+        let mut rail = WireRail {
+            lid: 7,
+            link_layer: LINK_LAYER_INFINIBAND,
+            mtu: 5,
+            port: 0,
+            speed: 0,
+            gid: [0; 16],
+            rkey: 1,
+        };
         assert_eq!(place(&rail, 5), "QP 5 at LID 7");
         rail.gid = Ipv6Addr::LOCALHOST.octets();
         assert_eq!(place(&rail, 5), "QP 5 at LID 7, GID ::1");

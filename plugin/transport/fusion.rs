@@ -58,10 +58,12 @@ pub fn plane(members: &[Option<i32>], all: impl Iterator<Item = Option<i32>>) ->
 mod tests {
     use super::*;
 
+    type Planes<'a> = &'a [Option<i32>];
+
     #[test]
     fn a_fused_device_lies_in_the_planes_of_its_members() {
         let many: Vec<_> = (0..14).map(Some).collect();
-        let rows: [(&[Option<i32>], &[Option<i32>], Option<i32>); 9] = [
+        let rows: [(Planes<'_>, Planes<'_>, Option<i32>); 9] = [
             (&[None], &[None], None),
             (&[Some(7)], &[Some(7), Some(9)], Some(7)),
             (&[Some(7), Some(9)], &[Some(7), Some(9)], Some(FUSED_PLANE | 0b11)),

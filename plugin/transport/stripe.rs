@@ -355,6 +355,22 @@ mod tests {
     }
 
     #[test]
+    fn lanes_that_fill_no_group_stay_without_data() {
+        // Four lanes for the four rails that the handle named, of which the listener uses one.
+        let stripes = Stripes::new(3, 4, &[400_000, 200_000, 200_000], &[1_200_000]);
+        assert_eq!((stripes.width(), stripes.lanes()), (3, 3));
+        assert_eq!(shares(&stripes, 4 << 20, 0), [2 << 20, 1 << 20, 1 << 20]);
+        assert_eq!(Stripes::new(8, 2, &[1; 8], &[1]).width(), 2);
+    }
+
+    #[test]
+    fn the_log_tells_shares() {
+        let text =
+            |speeds: &[u32]| Stripes::new(speeds.len(), speeds.len(), speeds, speeds).to_string();
+        assert_eq!(text(&[400_000, 200_000, 200_000]), "messages are cut 50%/25%/25%");
+    }
+
+    #[test]
     fn a_port_that_two_lanes_share_gives_each_half() {
         // Lanes join local 0, 1, 0 to remote 0, 1, 2: local port 1 has one lane, port 0 two.
         let stripes = Stripes::new(3, 6, &[100_000; 2], &[100_000; 3]);

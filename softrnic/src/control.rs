@@ -128,7 +128,7 @@ pub fn set_port(device: usize, port: u8, up: bool) -> Result<(), i32> {
 /// Moves a QP to the error state with a fatal event, as a device error does.
 pub fn kill_qp(qpn: u32) -> Result<(), i32> {
     let qp = crate::qp::Qp::by_number(qpn).ok_or(libc::EINVAL)?;
-    let mut sq = crate::sync::lock(&qp.sq);
+    let mut sq = lock(&qp.sq);
     qp.fail(&mut sq);
     drop(sq);
     qp.pd.context.raise(EVENT_QP_FATAL, qpn, 0);

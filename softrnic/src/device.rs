@@ -12,8 +12,8 @@ use crate::shm::layout::Header;
 use crate::sync::lock;
 
 /// Slots of GID tables (device, port, index) that were changed after the start.
-static CHANGED_GIDS: LazyLock<Mutex<HashMap<(usize, u8, usize), GidSetting>>> =
-    LazyLock::new(Mutex::default);
+static CHANGED_GIDS: LazyLock<Mutex<HashMap<Slot, GidSetting>>> = LazyLock::new(Mutex::default);
+type Slot = (usize, u8, usize);
 
 /// A device. Lives as long as the process: handles of a freed device list stay valid.
 #[repr(C)]

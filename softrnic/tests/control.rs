@@ -220,11 +220,10 @@ fn a_gid_can_be_replaced_and_emptied() {
     assert_eq!(set_gid(0, c"10.9.8.7"), 0);
     assert_eq!(p.device.event(), (EVENT_GID_CHANGE, 1));
     let mut gid = Gid::default();
+    let context = p.device.context;
     // SAFETY: an open context and a valid out-pointer.
-    assert_eq!(
-        unsafe { softrnic::capi::devices::ibv_query_gid(p.device.context, 1, 0, &raw mut gid) },
-        0
-    );
+    let code = unsafe { softrnic::capi::devices::ibv_query_gid(context, 1, 0, &raw mut gid) };
+    assert_eq!(code, 0);
     assert_eq!(gid.raw[10..], [0xff, 0xff, 10, 9, 8, 7]);
     // An empty slot is no source.
     let attr = QpAttr { path_mtu: 3, ..p.a.attr(p.b.num()) };

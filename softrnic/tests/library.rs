@@ -172,6 +172,7 @@ fn bad_settings_are_reported_and_replaced() {
         ("SOFTRNIC_MTU", "many"),
         ("SOFTRNIC_GIDS", "10.0.0.7,nonsense"),
         ("SOFTRNIC_LINK", "token-ring"),
+        ("SOFTRNIC_SPEED", "64,fast"),
         ("SOFTRNIC_COLOUR", "red"),
     ]);
     let (ok, text) =
@@ -181,7 +182,8 @@ fn bad_settings_are_reported_and_replaced() {
         "SOFTRNIC_MAX_QP=0: outside 1..=65535; using 1",
         "SOFTRNIC_MTU=many: not a number; using 4096",
         "SOFTRNIC_GIDS=nonsense",
-        "SOFTRNIC_LINK=token-ring: not one of the choices; using ethernet",
+        "SOFTRNIC_LINK=token-ring: not ethernet or ib",
+        "SOFTRNIC_SPEED=64,fast: not a code from 1 to 1024, or a comma list of them; using 32",
         "unknown setting SOFTRNIC_COLOUR",
         "max_qp:\t\t\t\t1\n",
         "::ffff:10.0.0.7",
