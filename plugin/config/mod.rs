@@ -41,7 +41,7 @@ pub use value::{Form, Unit};
 /// The name NCCL knows the plugin by.
 const PLUGIN_NAME: &str = "pinrail";
 /// Names with these beginnings are checked for spelling.
-const CHECKED_PREFIXES: [&str; 2] = ["PINRAIL_", "NCCL_IB_"];
+const CHECKED_PREFIXES: [&str; 4] = ["PINRAIL_", "NCCL_IB_", "NCCL_SOCKET_", "NCCL_GDR_"];
 
 /// One variable that was set.
 #[derive(Debug, Clone, PartialEq, Eq)]

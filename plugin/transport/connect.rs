@@ -13,9 +13,12 @@ use super::fifo;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::wire::{End, Handle, Hello, Message};
 use super::{Comm, CommShared, Whose, next_owner};
+use crate::config::Settings;
 use crate::error::{Blame, Error, Result};
+use crate::host::netif;
 use crate::memory::Gate;
 use crate::memory::diagnosis::Direction;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +44,8 @@ pub struct Connecting {
 
 #[derive(Debug)]
 enum Stage {
+    /// Moving queue pairs to the state in which their vendor options can be asked.
+    Prepare,
     /// Connecting to the listener.
     Dial(Dial),
     /// Waiting before connecting again.
@@ -56,6 +61,7 @@ enum Stage {
 impl Stage {
     fn name(&self) -> &'static str {
         match self {
+            Self::Prepare => "moving queue pairs to their first state",
             Self::Dial(_) | Self::Pause(_) => "connecting to the listener",
             Self::AwaitReply(_) => "waiting for the listener's answer",
             Self::BringUp(..) => "moving queue pairs to ready-to-send",
@@ -77,6 +83,7 @@ impl Connecting {
         comm_id: Option<u64>,
     ) -> Result<Self> {
         let settings = &transport.settings;
+        let handle = Handle { addr: reachable(handle.addr, settings)?, ..handle };
         let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
         let sizes =
             Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
@@ -87,8 +94,7 @@ impl Connecting {
             setup: Some(setup),
             traffic_class,
             comm_id,
-            // The first call dials.
-            stage: Stage::Pause(Instant::now()),
+            stage: Stage::Prepare,
             polled: Instant::now(),
             deadline: Instant::now() + settings.connect_timeout,
             dials: 0,
@@ -143,6 +149,14 @@ impl Connecting {
         // Replaced on every path that goes on; on an error the attempt is over.
         let stage = std::mem::replace(&mut self.stage, Stage::Pause(self.deadline));
         self.stage = match stage {
+            Stage::Prepare => {
+                let settings = &self.transport.settings;
+                if self.setup.as_mut().ok_or_else(lost)?.initialise(settings)? {
+                    Stage::Pause(Instant::now())
+                } else {
+                    Stage::Prepare
+                }
+            }
             Stage::Dial(dial) => match dial.step() {
                 Ok(Dial::Connected(mut channel)) => {
                     let setup = self.setup.as_ref().ok_or_else(lost)?;
@@ -217,12 +231,26 @@ impl Connecting {
     /// What to do after a connection attempt that failed.
     fn dial_again(&mut self, e: Error) -> Result<Stage> {
         let settings = &self.transport.settings;
-        if !is_transient(&e) || self.dials >= settings.socket_retry_cnt {
+        let limit = settings.socket_retry_cnt;
+        if !is_transient(&e) {
             return Err(e.blamed(Blame::Remote));
         }
+        if self.dials >= limit {
+            let attempts = self.dials + 1;
+            return Err(e
+                .context(format_args!("after {attempts} attempts (NCCL_SOCKET_RETRY_CNT={limit})"))
+                .blamed(Blame::Remote));
+        }
         self.dials += 1;
-        tracing::info!("{e}; trying again ({})", self.dials);
-        Ok(Stage::Pause(Instant::now() + settings.socket_retry_sleep * self.dials))
+        let pause = settings.socket_retry_sleep * self.dials;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        tracing::info!(
+            "{e}; trying again in {pause:?}, {} of {limit} times and for {} s at most \
+             (PINRAIL_CONNECT_TIMEOUT)",
+            self.dials,
+            left.as_secs()
+        );
+        Ok(Stage::Pause(Instant::now() + pause))
     }
 
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
@@ -276,6 +304,18 @@ impl Connecting {
         let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
         Ok(Comm::new(shared, comm))
     }
+}
+
+/// The listener's address as this host reaches it: one that is only valid on its link needs the number that the link has
+/// here, and the handle says the listener's.
+fn reachable(addr: SocketAddr, settings: &Settings) -> Result<SocketAddr> {
+    if !netif::needs_scope(addr) {
+        return Ok(addr);
+    }
+    let interfaces =
+        netif::interfaces().map_err(|e| Error::io("listing network interfaces", &e))?;
+    netif::with_scope(addr, &interfaces, &netif::Wanted::from_settings(settings))
+        .map_err(|e| Error::usage(format!("connecting to {addr}: {e}")))
 }
 
 fn lost() -> Error {

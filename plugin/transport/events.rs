@@ -316,6 +316,10 @@ impl DeviceWatch {
         while let Some(event) = self.open.context.take_async_event() {
             let name = self.open.context.name();
             match event.scope {
+                Scope::Port(port) if event.name() == "GID_CHANGE" => {
+                    let news = self.open.known.news(&self.open.context, port);
+                    tracing::warn!("{name}:{port}: IBV_EVENT_GID_CHANGE; {news}");
+                }
                 Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
                 Scope::Device if event.is_fatal() => {
                     tracing::warn!("{name}: IBV_EVENT_{}", event.name());

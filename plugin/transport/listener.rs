@@ -81,6 +81,7 @@ impl Listener {
         let socket = TcpListener::bind(chosen.address).map_err(fail)?;
         socket.set_nonblocking(true).map_err(fail)?;
         let mut addr = socket.local_addr().map_err(fail)?;
+        tracing::debug!("the side channel listens on {addr} ({}): {}", chosen.name, chosen.reason);
         // The scope of an IPv6 link-local address counts on this host only; the peer uses its own.
         if let std::net::SocketAddr::V6(v6) = &mut addr {
             v6.set_flowinfo(0);
@@ -208,7 +209,12 @@ impl Listener {
     }
 
     fn begin(&self, channel: &mut Channel, hello: &End) -> Result<Setup> {
-        let rails = self.rails.clone();
+        // A port may have got another address since listen.
+        let rails = self
+            .rails
+            .iter()
+            .map(|rail| rail.device.use_over(Arc::clone(&rail.open), &self.transport.settings))
+            .collect::<Result<Vec<_>>>()?;
         let stride = fifo::stride(rails.len());
         if usize::from(hello.stride) != stride {
             return Err(Error::remote(format!(
