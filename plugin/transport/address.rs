@@ -231,13 +231,15 @@ fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settin
     };
     let table = 0..attr.pkey_tbl_len;
     let (found, missing) = if let Some(wanted) = settings.pkey_value {
-        let with = |mask: u16| table.clone().find(|i| key(*i).is_some_and(|k| k & mask == wanted & mask));
+        let with =
+            |mask: u16| table.clone().find(|i| key(*i).is_some_and(|k| k & mask == wanted & mask));
         // The same key; else another kind of membership in the same partition.
         (with(u16::MAX).or_else(|| with(PARTITION)), format!("NCCL_IB_PKEY_VALUE={wanted:#06x}"))
     } else {
         let index = settings.pkey_index;
         // Devices without a table take index 0, which means nothing there.
-        let there = (table.is_empty() && index == 0) || (table.contains(&index) && key(index).is_some());
+        let there =
+            (table.is_empty() && index == 0) || (table.contains(&index) && key(index).is_some());
         (there.then_some(index), format!("NCCL_IB_PKEY={index}"))
     };
     found.ok_or_else(|| {

@@ -271,11 +271,7 @@ impl Setup {
         Ok(self.initialise(settings)?
             && self.move_on(State::Ready, settings, |setup, to, lane| match to {
                 State::ReadyToReceive => setup.to_rtr(lane, peer, policy),
-                _ => setup.qps[lane].to_rts(
-                    setup.psns[lane],
-                    settings.timeout,
-                    settings.retry_cnt,
-                ),
+                _ => setup.qps[lane].to_rts(setup.psns[lane], settings.timeout, settings.retry_cnt),
             })?)
     }
 

@@ -159,7 +159,9 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     let mut seen = Vec::new();
     let names: Vec<_> = (0..list.len()).map(|index| list.name(index)).collect();
     for lost in sysfs.devices().iter().filter(|kernel| !names.contains(kernel)) {
-        tracing::info!("the kernel has {lost}, but the verbs library does not offer it: is its provider installed?");
+        tracing::info!(
+            "the kernel has {lost}, but the verbs library does not offer it: is its provider installed?"
+        );
     }
     for token in settings.gid_index.unmatched(names.iter().map(String::as_str)) {
         tracing::warn!("NCCL_IB_GID_INDEX: there is no device {token}");

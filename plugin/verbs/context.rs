@@ -159,9 +159,7 @@ impl Context {
             },
             // SAFETY: the context is open. The exported symbol writes the short (48-byte) form, which this struct begins
             // with; the zeroes behind it are valid values.
-            None => unsafe {
-                (self.verbs.query_port)(self.raw(), port, attr.as_mut_ptr().cast())
-            },
+            None => unsafe { (self.verbs.query_port)(self.raw(), port, attr.as_mut_ptr().cast()) },
         };
         if rc != 0 {
             return Err(Error::verb(
@@ -203,7 +201,9 @@ impl Context {
         // Members are added in front, and `sz` says how many bytes there are.
         // SAFETY: `sz` lies directly before the context in every version; `query_port` is there if `sz` reaches it.
         unsafe {
-            if (*outer).sz < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, query_port) {
+            if (*outer).sz
+                < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, query_port)
+            {
                 return None;
             }
             (*outer).query_port

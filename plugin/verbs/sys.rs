@@ -8,7 +8,8 @@
 pub use rdma_sys::{
     ibv_ah_attr, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_ece, ibv_gid, ibv_mr,
     ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
-    ibv_send_wr, ibv_sge, ibv_srq, ibv_wc, verbs_context, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
+    ibv_send_wr, ibv_sge, ibv_srq, ibv_wc, imm_data_invalidated_rkey_union_t, rdma_t,
+    verbs_context, wr_t,
 };
 use std::ffi::{c_int, c_uint};
 
