@@ -58,6 +58,7 @@ static void refused_for_a_while(int version)
     char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
     void *listener = NULL;
     int port = 0, near = -1, far;
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_SOCKET_RETRY_SLEEP_MSEC", "1", 1);
     setenv("NCCL_SOCKET_RETRY_CNT", "10000", 1);
     net_start(&net, version);
@@ -106,6 +107,7 @@ static void given_up(int version, const char *told)
     char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
     void *listener = NULL;
     int port = 0, door = bound(&port);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     net_start(&net, version);
     CHECK_OK(net_listen(&net, 0, handle, &listener));
     set_port(handle, port);

@@ -140,16 +140,17 @@ programs! {
         ]
     }
     fabric {
-        each: [
-            a_changed_gid_is_followed,
-            traffic_class_of_each_version,
-            nobody_sleeps_between_attempts,
-        ],
+        each: [a_changed_gid_is_followed, traffic_class_of_each_version],
         once: [
             gid_choice,
             ports_of_another_namespace_are_skipped,
             attributes_of_queue_pairs,
             partitions_are_looked_up,
+        ]
+    }
+    service {
+        each: [nobody_sleeps_between_attempts],
+        once: [
             vendor_options_are_reduced,
             adaptive_routing_splits_above_the_threshold,
             inline_steps_down_to_what_is_granted,
