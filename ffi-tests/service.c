@@ -3,6 +3,7 @@
  * of queue pairs that fail.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "host.h"
@@ -25,12 +26,16 @@ static void options_are(int version, int socket, const struct options *wanted, b
 {
     struct net net;
     uint32_t qp;
+    size_t mark = log_mark();
     setenv("SOFTRNIC_ECE", sender ? wanted->sender : wanted->receiver, 1);
     setenv("NCCL_IB_ECE_ENABLE", sender ? wanted->sender_enable : wanted->receiver_enable, 1);
     net_start(&net, version ? version : LAST_VERSION);
     void *comm = sender ? dial(&net, 0, socket) : answer(&net, 0, socket);
     CHECK(rnic_qps(&qp, 1) >= 1);
     CHECK_EQ(rnic_ece(qp), wanted->both);
+    char told[64] = "no vendor options";
+    if (wanted->both >= 0) snprintf(told, sizeof told, "vendor options 0x%llx", wanted->both);
+    if (sender) CHECK_EQ(log_matches_since(mark, told), 1);
     meet(socket, 'e');
     if (sender) CHECK_OK(net_close_send(&net, comm));
     else CHECK_OK(net_close_recv(&net, comm));
@@ -60,12 +65,13 @@ static const struct route {
     const char *name;
     const char *settings[4];
     int below, above; /* work requests of a message at and above 1000 bytes */
+    const char *told;
 } routes[] = {
-    {"RoCE", {"NCCL_IB_AR_THRESHOLD=1000"}, 1, 1},
-    {"RoCE, adaptive", {"NCCL_IB_AR_THRESHOLD=1000", "NCCL_IB_ADAPTIVE_ROUTING=1"}, 1, 2},
-    {"InfiniBand", {"NCCL_IB_AR_THRESHOLD=1000", "SOFTRNIC_LINK=ib"}, 1, 2},
-    {"InfiniBand, static", {"NCCL_IB_AR_THRESHOLD=1000", "SOFTRNIC_LINK=ib", "NCCL_IB_ADAPTIVE_ROUTING=0"}, 1, 1},
-    {"InfiniBand, default threshold", {"SOFTRNIC_LINK=ib"}, 1, 1},
+    {"RoCE", {"NCCL_IB_AR_THRESHOLD=1000"}, 1, 1, "notice with the data"},
+    {"RoCE, adaptive", {"NCCL_IB_AR_THRESHOLD=1000", "NCCL_IB_ADAPTIVE_ROUTING=1"}, 1, 2, "notice apart from data above 1000 bytes"},
+    {"InfiniBand", {"NCCL_IB_AR_THRESHOLD=1000", "SOFTRNIC_LINK=ib"}, 1, 2, "notice apart from data above 1000 bytes"},
+    {"InfiniBand, static", {"NCCL_IB_AR_THRESHOLD=1000", "SOFTRNIC_LINK=ib", "NCCL_IB_ADAPTIVE_ROUTING=0"}, 1, 1, "notice with the data"},
+    {"InfiniBand, default threshold", {"SOFTRNIC_LINK=ib"}, 1, 1, "notice apart from data above 8192 bytes"},
 };
 
 /* Writes that a message makes beside its credit, of which there is one. */
@@ -83,9 +89,11 @@ static void routed(int version, int socket, void *argument)
     (void)version, (void)socket;
     struct net net;
     struct pair pair;
+    size_t mark = log_mark();
     host_set(wanted->settings);
     net_start(&net, LAST_VERSION);
     pair_open(&net, 0, &pair);
+    CHECK_EQ(log_matches_since(mark, wanted->told), 1);
     CHECK_EQ(writes(&pair, 1000), wanted->below);
     CHECK_EQ(writes(&pair, 1001), wanted->above);
     pair_close(&pair);
@@ -216,6 +224,31 @@ static void failed_moves_are_tried_again(int version)
         run_one(version, (struct role){failing[i].name, moves_fail, false}, (void *)&failing[i]);
 }
 
+/* The queue pair for flushes goes the same way, when the others are there. */
+static void a_flush_queue_pair_is_tried_again(int version)
+{
+    struct net net;
+    struct pair pair = {.net = &net};
+    char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
+    void *listener = NULL;
+    size_t mark = log_mark();
+    host_set((const char *[]){"NCCL_IB_MQP_RETRY_SLEEP_MSEC=1", "PINRAIL_FLUSH=always", NULL});
+    net_start(&net, version);
+    CHECK_OK(net_listen(&net, 0, handle, &listener));
+    rnic_fail_moves(RNIC_RTR, 1, ETIMEDOUT);
+    WAIT_UNTIL((pair_step(&pair, 0, handle, listener), log_matches_since(mark, "trying again") == 1), "the first failure");
+    /* Both data queue pairs have been in this state. */
+    rnic_fail_moves(RNIC_INIT, 2, ETIMEDOUT);
+    WAIT_UNTIL(pair_step(&pair, 0, handle, listener), "a connection in spite of failures");
+    CHECK_EQ(log_matches_since(mark, "trying again"), 3);
+    CHECK_EQ(log_warnings_since(mark), 0);
+    CHECK_EQ(rnic_counts().qps, 3);
+    CHECK_OK(net_close_listen(&net, listener));
+    pair_message(&pair, 1000, 0, 1);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
 /* Stock sleeps between attempts in the thread that serves every connection of a GPU. Here another connection is made while
  * one waits a minute for its turn; sleeping would end this case at its deadline. */
 static void nobody_sleeps_between_attempts(int version)
@@ -250,6 +283,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(inline_steps_down_to_what_is_granted),
     ONCE(relaxed_ordering_is_for_bulk_memory),
     ONCE(failed_moves_are_tried_again),
+    EACH(a_flush_queue_pair_is_tried_again),
     {.name = "nobody_sleeps_between_attempts", .run = nobody_sleeps_between_attempts, .seconds = 40},
     {0},
 };

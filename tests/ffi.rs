@@ -149,7 +149,7 @@ programs! {
         ]
     }
     service {
-        each: [nobody_sleeps_between_attempts],
+        each: [a_flush_queue_pair_is_tried_again, nobody_sleeps_between_attempts],
         once: [
             vendor_options_are_reduced,
             adaptive_routing_splits_above_the_threshold,

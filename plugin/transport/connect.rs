@@ -265,6 +265,8 @@ impl Connecting {
             );
         }
         let max_inline = setup.max_inline();
+        let policy = self.policy();
+        let agreed = setup.vendor_options(end, settings);
         let parts = setup.into_parts(end.rails.len());
         let width = if settings.split_data_on_qps {
             parts.lanes.len()
@@ -273,6 +275,15 @@ impl Connecting {
         };
         let ethernet = parts.rails.iter().any(|r| r.device.ethernet);
         let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
+        let notice = if adaptive {
+            format!("notice apart from data above {} bytes", settings.ar_threshold)
+        } else {
+            "notice with the data".to_owned()
+        };
+        let terms = format!(
+            "service level {}, traffic class {}, {agreed}, {notice}",
+            policy.sl, policy.traffic_class
+        );
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let route = send::Route {
             lanes: parts.lanes,
@@ -300,7 +311,7 @@ impl Connecting {
         };
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
-        tracing::info!("sending end ready: {}", comm.peer());
+        tracing::info!("sending end ready: {}; {terms}", comm.peer());
         let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
         Ok(Comm::new(shared, comm))
     }

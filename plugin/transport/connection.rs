@@ -61,6 +61,7 @@ pub struct Setup {
     psns: Vec<u32>,
     counted: u32,
     progress: Progress,
+    retry: Retry,
 }
 
 /// How far the queue pairs are on their way to ready-to-send. Each move is made once: one that failed is made again, and
@@ -71,8 +72,14 @@ struct Progress {
     to: State,
     /// The lane whose turn it is.
     lane: usize,
-    /// Failed attempts at this move.
+}
+
+/// A move that failed and will be made again.
+#[derive(Debug, Default)]
+struct Retry {
+    /// Failed attempts at it.
     failures: u32,
+    /// When the next one is due.
     not_before: Option<Instant>,
 }
 
@@ -178,6 +185,7 @@ impl Setup {
             rails,
             counted: sizes.counted,
             progress: Progress::default(),
+            retry: Retry::default(),
         })
     }
 
@@ -282,38 +290,54 @@ impl Setup {
         settings: &Settings,
         make: impl Fn(&Self, State, usize) -> Result<()>,
     ) -> Result<bool> {
-        if self.progress.not_before.is_some_and(|t| Instant::now() < t) {
-            return Ok(false);
-        }
         while (self.progress.to as u8) < end as u8 {
-            let Progress { to, lane, failures, .. } = self.progress;
-            if lane == self.qps.len() {
-                self.progress = Progress { to: to.next(), ..Progress::default() };
-                continue;
-            }
-            let Err(e) = make(self, to, lane) else {
-                self.progress = Progress { to, lane: lane + 1, ..Progress::default() };
-                continue;
+            let Progress { to, lane } = self.progress;
+            self.progress = if lane == self.qps.len() {
+                Progress { to: to.next(), lane: 0 }
+            } else if self.attempt(settings, |setup| make(setup, to, lane))?.is_some() {
+                Progress { to, lane: lane + 1 }
+            } else {
+                return Ok(false);
             };
-            let transient = e.errno() == Some(libc::ETIMEDOUT)
-                || (settings.mqp_retry_all && e.failed_verb() == Some("ibv_modify_qp"));
-            if !transient {
-                return Err(e);
-            }
-            let limit = settings.mqp_retry_cnt;
-            if failures >= limit {
-                return Err(e.context(format_args!(
-                    "after {} attempts (NCCL_IB_MQP_RETRY_CNT={limit})",
-                    failures + 1
-                )));
-            }
-            let pause = settings.mqp_retry_sleep * (failures + 1);
-            tracing::info!("{e}; trying again in {pause:?}, {} of {limit} times", failures + 1);
-            self.progress.failures += 1;
-            self.progress.not_before = Some(Instant::now() + pause);
-            return Ok(false);
         }
         Ok(true)
+    }
+
+    /// Makes one move of a queue pair of this end. `None`: it failed for a reason that may pass, or did so a while ago,
+    /// and is to be made again at a later call.
+    ///
+    /// # Errors
+    /// The move fails for good, or has failed too often.
+    pub fn attempt<T>(
+        &mut self,
+        settings: &Settings,
+        make: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<Option<T>> {
+        if self.retry.not_before.is_some_and(|t| Instant::now() < t) {
+            return Ok(None);
+        }
+        let e = match make(self) {
+            Ok(made) => {
+                self.retry = Retry::default();
+                return Ok(Some(made));
+            }
+            Err(e) => e,
+        };
+        let transient = e.errno() == Some(libc::ETIMEDOUT)
+            || (settings.mqp_retry_all && e.failed_verb() == Some("ibv_modify_qp"));
+        if !transient {
+            return Err(e);
+        }
+        let (failures, limit) = (self.retry.failures + 1, settings.mqp_retry_cnt);
+        if failures > limit {
+            return Err(e.context(format_args!(
+                "after {failures} attempts (NCCL_IB_MQP_RETRY_CNT={limit})"
+            )));
+        }
+        let pause = settings.mqp_retry_sleep * failures;
+        tracing::info!("{e}; trying again in {pause:?}, {failures} of {limit} times");
+        self.retry = Retry { failures, not_before: Some(Instant::now() + pause) };
+        Ok(None)
     }
 
     fn to_rtr(&self, lane: usize, peer: &End, policy: Policy<'_>) -> Result<()> {
@@ -336,6 +360,17 @@ impl Setup {
                 Ipv6Addr::from(port.gid)
             ))
         })
+    }
+
+    /// The vendor options of the connection, in words.
+    pub fn vendor_options(&self, peer: &End, settings: &Settings) -> String {
+        let theirs = peer.lanes.first().map_or([0; 3], |lane| lane.ece);
+        match self.qps.first().and_then(QueuePair::query_ece) {
+            Some(ece) if settings.ece_enable && theirs != [0; 3] => {
+                format!("vendor options {:#x}", ece.options)
+            }
+            _ => "no vendor options".to_owned(),
+        }
     }
 
     /// The queue pairs as lanes, and what must live as long as they.

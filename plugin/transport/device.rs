@@ -10,6 +10,7 @@ use crate::memory::region::MAX_RAILS;
 use crate::verbs::context::DeviceList;
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, PORT_ACTIVE};
 use crate::verbs::{Context, MemoryRegion, PortAttr, ProtectionDomain, Verbs};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One active port of one device, as NCCL sees it.
@@ -169,7 +170,7 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     for (index, name) in names.iter().enumerate() {
         match list.open(index).and_then(|context| OpenDevice::new(context, &Arc::default())) {
             Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
-            Err(e) => tracing::warn!("device {name} is left out: {e}"),
+            Err(e) => tracing::warn!("device {name} is left out: {e}{}", node_hint(&sysfs, name)),
         }
     }
     for token in settings.hca.unmatched(seen.iter().map(|(n, p): &(String, u8)| (n.as_str(), *p))) {
@@ -186,6 +187,19 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     };
     let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
     Ok(order.into_iter().filter_map(|index| devices.get(index).cloned()).collect())
+}
+
+/// What to look at where a device cannot be opened: in a container it is mostly the node that is missing.
+fn node_hint(sysfs: &Sysfs, device: &str) -> String {
+    let Some(node) = sysfs.verbs_node(device) else { return String::new() };
+    let node = Path::new("/dev/infiniband").join(node);
+    let node = node.display();
+    match std::fs::metadata(node.to_string()) {
+        Ok(_) => format!(
+            "; its node {node} is there: look at its permissions and at the container's device rules"
+        ),
+        Err(e) => format!("; its node {node} cannot be seen ({e}): was it given to the container?"),
+    }
 }
 
 fn ports_of(
@@ -387,5 +401,23 @@ impl Devices {
         let name = ports.iter().map(|p| of(p).port.device.as_str()).collect::<Vec<_>>().join("+");
         self.virtuals.push(VirtualDevice { members: ports, name });
         i32::try_from(self.virtuals.len() - 1).map_err(|_| Error::usage("too many devices"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tree::Tree;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_told_with_its_node() {
+        let tree = Tree::new(&[
+            ("class/infiniband/mlx5_0/device/infiniband_verbs/uverbs9999/abi_version", "1\n"),
+            ("class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n"),
+        ]);
+        let sysfs = Sysfs::at(tree.root());
+        let hint = node_hint(&sysfs, "mlx5_0");
+        assert!(hint.contains("/dev/infiniband/uverbs9999 cannot be seen (No such file"), "{hint}");
+        assert_eq!(node_hint(&sysfs, "rxe0"), "");
     }
 }

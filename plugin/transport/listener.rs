@@ -52,6 +52,7 @@ struct Accepting {
     setup: Setup,
     hello: End,
     stage: Stage,
+    flush: Vec<FlushQp>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +187,9 @@ impl Listener {
                     match self.begin(&mut channel, &hello.end) {
                         Ok(setup) => {
                             let hello = hello.end;
+                            let (stage, flush) = (Stage::BringUp, Vec::new());
                             self.accepting =
-                                Some(Accepting { channel, setup, hello, stage: Stage::BringUp });
+                                Some(Accepting { channel, setup, hello, stage, flush });
                         }
                         Err(e) => {
                             refuse(&mut channel, &e);
@@ -264,34 +266,47 @@ impl Listener {
         }
         if accepting.stage == Stage::AwaitReady {
             accepting.channel.flush()?;
-            match accepting.channel.receive()? {
-                None => {}
-                Some(Message::Ready) => return self.finish(accepting).map(Some),
-                Some(other) => return Err(Error::remote(format!("unexpected message {other:?}"))),
+            if self.prepare_flush(&mut accepting)? {
+                match accepting.channel.receive()? {
+                    None => {}
+                    Some(Message::Ready) => return self.finish(accepting).map(Some),
+                    Some(other) => {
+                        return Err(Error::remote(format!("unexpected message {other:?}")));
+                    }
+                }
             }
         }
         self.accepting = Some(accepting);
         Ok(None)
     }
 
-    fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
-        let Accepting { channel, setup, hello, .. } = accepting;
+    /// Makes the queue pairs for flushes where they are wanted; whether all are there.
+    fn prepare_flush(&self, accepting: &mut Accepting) -> Result<bool> {
         let settings = &self.transport.settings;
+        let Accepting { setup, flush, .. } = accepting;
+        let wanted = |rail: &Rail| match settings.flush {
+            _ if settings.gdr_flush_disable => false,
+            FlushPolicy::Always => true,
+            FlushPolicy::Never => false,
+            FlushPolicy::Auto => rail.device.peer_memory || rail.device.dmabuf,
+        };
+        let rails: Vec<_> =
+            (0..setup.rails.len()).filter(|index| wanted(&setup.rails[*index])).collect();
+        while let Some(&index) = rails.get(flush.len()) {
+            let made = setup.attempt(settings, |setup| {
+                FlushQp::new(&setup.rails[index], index, &setup.cqs[index], &self.transport)
+            })?;
+            let Some(made) = made else { return Ok(false) };
+            flush.push(made);
+        }
+        Ok(true)
+    }
+
+    fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
+        let Accepting { channel, setup, hello, flush, .. } = accepting;
         let peer = setup.peer(&hello, channel.peer());
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(hello.rails.len());
-        let mut flush = Vec::new();
-        for (index, rail) in parts.rails.iter().enumerate() {
-            let wanted = match settings.flush {
-                _ if settings.gdr_flush_disable => false,
-                FlushPolicy::Always => true,
-                FlushPolicy::Never => false,
-                FlushPolicy::Auto => rail.device.peer_memory || rail.device.dmabuf,
-            };
-            if wanted {
-                flush.push(FlushQp::new(rail, index, &parts.cqs[index], &self.transport)?);
-            }
-        }
         let route = recv::Route {
             lanes: parts.lanes,
             flush,
