@@ -304,9 +304,11 @@ impl Listener {
 
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, flush, .. } = accepting;
-        let peer = setup.peer(&hello, channel.peer());
+        let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(hello.rails.len());
+        let mut queues = parts.queues();
+        queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let route = recv::Route {
             lanes: parts.lanes,
             flush,
@@ -325,9 +327,10 @@ impl Listener {
             owner: route.owner,
         };
         let comm =
-            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
+            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("receiving end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
+        let shared =
+            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
         Ok(Comm::new(shared, comm))
     }
 }
