@@ -286,7 +286,7 @@ mod tests {
             lid,
             link_layer,
             mtu: 5,
-            gid: gid.parse::<std::net::Ipv6Addr>().unwrap().octets(),
+            gid: gid.parse::<Ipv6Addr>().unwrap().octets(),
             gid_index: 3,
             global_required: false,
             pkey_index: 0,
