@@ -7,6 +7,8 @@
 
 enum { MOST_MEMBERS = 64 };
 
+int net_traffic_class = -1;
+
 #define TABLE(N) ((const ncclNet_v##N##_t *)net->table)
 /* The same call through whichever table this is; for the slots whose signature never changed. */
 #define SAME_IN_ALL(CALL)                                                                                         \
@@ -84,7 +86,7 @@ size_t net_properties_size(int version)
 
 ncclResult_t net_init_context(struct net *net, uint64_t comm_id, ncclDebugLogger_t logger, void **context)
 {
-    ncclNetCommConfig_t config = {.trafficClass = -1};
+    ncclNetCommConfig_t config = {.trafficClass = net_traffic_class};
     switch (net->version) {
     case 6: return TABLE(6)->init(logger);
     case 7: return TABLE(7)->init(logger);
@@ -191,7 +193,7 @@ ncclResult_t net_listen(const struct net *net, int dev, void *handle, void **lis
 ncclResult_t net_connect_device(const struct net *net, int dev, void *handle, void **send_comm,
                                 ncclNetDeviceHandle_t **device_comm)
 {
-    ncclNetCommConfig_t config = {.trafficClass = -1};
+    ncclNetCommConfig_t config = {.trafficClass = net_traffic_class};
     switch (net->version) {
     case 6: return TABLE(6)->connect(dev, handle, send_comm);
     case 7: return TABLE(7)->connect(dev, handle, send_comm, device_comm);

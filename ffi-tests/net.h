@@ -17,6 +17,9 @@ struct net {
     void *context;     /* v11, v12 */
 };
 
+/* The traffic class that communicators ask for, -1 for none: a word of init in v11 and v12, of connect in v10. */
+extern int net_traffic_class;
+
 /* The properties of every version; what a version has no field for keeps the value noted here. */
 struct net_properties {
     char *name;

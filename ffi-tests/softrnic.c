@@ -2,6 +2,9 @@
 #include "softrnic.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <string.h>
 
 static void *entry(const char *name)
 {
@@ -19,6 +22,11 @@ static uint64_t counter(const char *name)
     uint64_t value = read(name);
     if (value == UINT64_MAX) FAIL("the software RNIC has no counter \"%s\"", name);
     return value;
+}
+
+uint64_t rnic_counter(const char *name)
+{
+    return counter(name);
 }
 
 struct rnic_counts rnic_counts(void)
@@ -130,4 +138,63 @@ void rnic_port(const char *device, bool up)
 {
     int (*port)(const char *, int, int) = (int (*)(const char *, int, int))entry("softrnic_port");
     CHECK_EQ(port(device, 1, up), 0);
+}
+
+int rnic_qps(uint32_t *numbers, int room)
+{
+    int (*list)(uint32_t *, int) = (int (*)(uint32_t *, int))entry("softrnic_qps");
+    int count = list(numbers, room);
+    CHECK(count >= 0);
+    return count;
+}
+
+struct rnic_attr rnic_attr(uint32_t qp, enum rnic_state state)
+{
+    typedef int look(uint32_t, int, struct ibv_qp_attr *, int *);
+    struct ibv_qp_attr attr = {0};
+    int mask = 0;
+    CHECK_EQ(((look *)entry("softrnic_qp_trace"))(qp, (int)state, &attr, &mask), 0);
+    struct rnic_attr seen = {
+        .pkey_index = attr.pkey_index,
+        .port = attr.port_num,
+        .access = (int)attr.qp_access_flags,
+        .mtu = (int)attr.path_mtu,
+        .sl = attr.ah_attr.sl,
+        .path_port = attr.ah_attr.port_num,
+        .dlid = attr.ah_attr.dlid,
+        .is_global = attr.ah_attr.is_global,
+        .sgid = attr.ah_attr.grh.sgid_index,
+        .hops = attr.ah_attr.grh.hop_limit,
+        .tc = attr.ah_attr.grh.traffic_class,
+        .rnr = attr.min_rnr_timer,
+        .dest = attr.dest_qp_num,
+        .rq_psn = attr.rq_psn,
+        .timeout = attr.timeout,
+        .retry = attr.retry_cnt,
+        .rnr_retry = attr.rnr_retry,
+    };
+    memcpy(seen.dgid, attr.ah_attr.grh.dgid.raw, sizeof seen.dgid);
+    return seen;
+}
+
+long long rnic_ece(uint32_t qp)
+{
+    struct ibv_ece ece = {0};
+    int rc = ((int (*)(uint32_t, struct ibv_ece *))entry("softrnic_qp_ece"))(qp, &ece);
+    if (rc == ENOENT) return -1;
+    CHECK_EQ(rc, 0);
+    return ece.options;
+}
+
+void rnic_fail_moves(enum rnic_state state, uint64_t count, int error)
+{
+    int (*fail)(int, uint64_t, int) = (int (*)(int, uint64_t, int))entry("softrnic_fail_modify_qp");
+    CHECK_EQ(fail((int)state, count, error), 0);
+}
+
+void rnic_set_gid(const char *device, int index, const char *to)
+{
+    int (*set)(const char *, int, int, const char *) =
+        (int (*)(const char *, int, int, const char *))entry("softrnic_set_gid");
+    CHECK_EQ(set(device, 1, index, to), 0);
 }

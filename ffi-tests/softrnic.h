@@ -48,6 +48,26 @@ struct rnic_page {
     unsigned short_pins, long_pins;
 };
 struct rnic_page rnic_page(const void *data);
+/* A counter by its name. */
+uint64_t rnic_counter(const char *name);
+/* Numbers of the live queue pairs in ascending order, which is the order they were made in. Returns how many there are. */
+int rnic_qps(uint32_t *numbers, int room);
+/* What a queue pair was told when it went to a state. */
+enum rnic_state { RNIC_INIT = 1, RNIC_RTR = 2, RNIC_RTS = 3 };
+struct rnic_attr {
+    int pkey_index, port, access;                                  /* INIT */
+    int mtu, sl, path_port, dlid, is_global, sgid, hops, tc, rnr;  /* RTR */
+    uint32_t dest, rq_psn;
+    uint8_t dgid[16];
+    int timeout, retry, rnr_retry; /* RTS */
+};
+struct rnic_attr rnic_attr(uint32_t qp, enum rnic_state state);
+/* The options (ECE) that were set on a queue pair, -1 if none were. */
+long long rnic_ece(uint32_t qp);
+/* The next `count` changes of any queue pair to `state` fail with this errno. */
+void rnic_fail_moves(enum rnic_state state, uint64_t count, int error);
+/* Replaces an entry of the GID table of a device's first port, with the event; "-" empties it. */
+void rnic_set_gid(const char *device, int index, const char *entry);
 /* Takes the first port of a device down or up. */
 void rnic_port(const char *device, bool up);
 

@@ -143,6 +143,45 @@ programs! {
             in_two_namespaces,
         ]
     }
+    devices {
+        each: [
+            disabled,
+            disabled_but_asked_for,
+            an_event_names_its_device,
+            init_after_a_failed_init,
+            settings_are_told_once,
+        ],
+        once: [
+            filter_grammar,
+            pci_paths_ports_and_order,
+            speeds_up_to_xdr,
+            a_provider_is_missing,
+            file_descriptors_are_raised,
+        ]
+    }
+    fabric {
+        each: [a_changed_gid_is_followed, traffic_class_of_each_version],
+        once: [
+            gid_choice,
+            ports_of_another_namespace_are_skipped,
+            attributes_of_queue_pairs,
+            partitions_are_looked_up,
+        ]
+    }
+    service {
+        each: [a_flush_queue_pair_is_tried_again, nobody_sleeps_between_attempts],
+        once: [
+            vendor_options_are_reduced,
+            adaptive_routing_splits_above_the_threshold,
+            inline_steps_down_to_what_is_granted,
+            relaxed_ordering_is_for_bulk_memory,
+            failed_moves_are_tried_again,
+        ]
+    }
+    dialling {
+        each: [refused_for_a_while, given_up_after_the_count],
+        once: [given_up_at_the_deadline, no_such_interface, no_address_of_the_family]
+    }
     rails {
         each: [bonds],
         once: [

@@ -75,7 +75,9 @@ fn start() -> Result<Arc<Transport>> {
             Severity::Info => tracing::info!("{notice}"),
         }
     }
-    let important = Transport::kernel_has_devices(&settings) || settings.asked_for_by_name();
+    let important = settings.disabled()
+        || settings.asked_for_by_name()
+        || Transport::kernel_has_devices(&settings);
     Transport::start(settings).map_err(|e| {
         // On a host without RDMA this is how things are; otherwise somebody is about to get a slow job.
         if important {

@@ -14,8 +14,8 @@ Variables are read once, when the plugin is initialised: from the environment, t
 named by `NCCL_CONF_FILE` or else `~/.nccl.conf`, then from `/etc/nccl.conf`. The first that sets a
 name wins, and an empty text counts as not set. Numbers may be decimal, hexadecimal (`0x…`) or octal
 (`0…`). A number out of range is replaced by the nearest bound, text that cannot be read by the
-default, and a `PINRAIL_*` or `NCCL_IB_*` name that is not on this page is reported with the nearest
-name that is; each of these is one warning in the log. One line in the log lists the values that
+default, and a `PINRAIL_*`, `NCCL_IB_*`, `NCCL_SOCKET_*` or `NCCL_GDR_*` name that is not on this page is
+reported with the nearest name that is; each of these is one warning in the log. One line in the log lists the values that
 differ from their defaults, with their origin.
 ";
 

@@ -43,7 +43,7 @@ const PLUGIN_NAME: &str = "pinrail";
 /// Links of a bond that get a queue pair each without being asked for.
 const MAX_BONDED_QPS: u8 = 4;
 /// Names with these beginnings are checked for spelling.
-const CHECKED_PREFIXES: [&str; 2] = ["PINRAIL_", "NCCL_IB_"];
+const CHECKED_PREFIXES: [&str; 4] = ["PINRAIL_", "NCCL_IB_", "NCCL_SOCKET_", "NCCL_GDR_"];
 
 /// One variable that was set.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -248,7 +248,10 @@ settings! {
         Form::Text("a folder (absolute path), or off"), default "/dev/shm";
 
     /// Another root for the sysfs files the plugin reads, in place of `/sys`. For tests on hosts
-    /// built from files.
+    /// built from files: the PCI function of each device (`class/infiniband/*/device`), kind and
+    /// interface of each GID (`class/infiniband/*/ports/*/gid_attrs`), the interfaces that are here
+    /// (`class/net`), modules for GPU memory, and where memory lies. What is not there is not known;
+    /// devices, ports and GIDs themselves come from the verbs library.
     sysfs_root: Option<PathBuf> = "PINRAIL_SYSFS", Form::Text("a folder"), default "";
 
     /// Another root for the procfs files the plugin reads about machine and process, in place of

@@ -66,6 +66,221 @@ fn stock_defaults() {
     assert!(s.socket_ifname.is_automatic() && s.hca.entries.is_empty() && s.verbs_lib.is_none());
 }
 
+/// Every variable of the stock transport and of what surrounds it, with the default that NCCL 2.30.7 has, or the first
+/// release that has the variable at all.
+const STOCK: &[(&str, &str)] = &[
+    ("NCCL_IB_DISABLE", "0"),
+    ("NCCL_IB_HCA", ""),
+    ("NCCL_IBVERBS_LIB", ""),
+    ("NCCL_IB_TIMEOUT", "20"),
+    ("NCCL_IB_RETRY_CNT", "7"),
+    ("NCCL_IB_GID_INDEX", "-1"),
+    ("NCCL_IB_ROUTABLE_FLID_GID_INDEX", "1"),
+    ("NCCL_IB_ADDR_FAMILY", "AF_INET"),
+    ("NCCL_IB_ADDR_RANGE", ""),
+    ("NCCL_IB_ROCE_VERSION_NUM", "2"),
+    ("NCCL_IB_SL", "-1"),
+    ("NCCL_IB_TC", "-1"),
+    ("NCCL_IB_FIFO_TC", "-1"),
+    ("NCCL_IB_PKEY", "0"),
+    ("NCCL_IB_PKEY_VALUE", "-1"),
+    ("NCCL_IB_USE_INLINE", "0"),
+    ("NCCL_IB_ECE_ENABLE", "1"),
+    ("NCCL_IB_QPS_PER_CONNECTION", "1"),
+    ("NCCL_IB_SPLIT_DATA_ON_QPS", "0"),
+    ("NCCL_IB_AR_THRESHOLD", "8192"),
+    ("NCCL_IB_ADAPTIVE_ROUTING", "-2"),
+    ("NCCL_IB_PCI_RELAXED_ORDERING", "2"),
+    ("NCCL_IB_MERGE_VFS", "1"),
+    ("NCCL_IB_MERGE_NICS", "1"),
+    ("NCCL_IB_DEVICE_PCI_ORDER", "1"),
+    ("NCCL_IB_DATA_DIRECT", "1"),
+    ("NCCL_IB_OOO_RQ", "0"),
+    ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "-2"),
+    ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "-2"),
+    ("NCCL_IB_RETURN_ASYNC_EVENTS", "1"),
+    ("NCCL_IB_WARN_RAIL_LOCAL", "0"),
+    ("NCCL_IB_SUBNET_AWARE_ROUTING", "0"),
+    ("NCCL_IB_SUBNET_PREFIX_LEN", "24"),
+    ("NCCL_IB_QUERY_PORT_SPEED", "1"),
+    ("NCCL_IB_MQP_RETRY_ALL", "0"),
+    ("NCCL_IB_MQP_RETRY_CNT", "34"),
+    ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "100"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "0"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS", "1"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY", "10"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "200"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "500"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "5"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "5"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "4000"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "5000"),
+    ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "5"),
+    ("NCCL_GDR_FLUSH_DISABLE", "0"),
+    ("NCCL_GIN_IB_TC", "-1"),
+    ("NCCL_GIN_TYPE", "-1"),
+    ("NCCL_NET", ""),
+    ("NCCL_NET_PLUGIN", ""),
+    ("NCCL_NET_PLUGIN_REF_COUNT", "0"),
+    ("NCCL_NET_MERGE_LEVEL", "PORT"),
+    ("NCCL_NET_FORCE_MERGE", ""),
+    ("NCCL_NET_MERGE_POLICY", "ALL"),
+    ("NCCL_NET_GDR_LEVEL", ""),
+    ("NCCL_NET_GDR_READ", "-2"),
+    ("NCCL_NET_GDR_C2C", "1"),
+    ("NCCL_NET_GDR_MLOPART", "0"),
+    ("NCCL_NET_FORCE_FLUSH", "0"),
+    ("NCCL_NET_SHARED_BUFFERS", "-2"),
+    ("NCCL_NET_SHARED_COMMS", "1"),
+    ("NCCL_NET_OPTIONAL_RECV_COMPLETION", "1"),
+    ("NCCL_NET_OVERHEAD", "-2"),
+    ("NCCL_NET_DISABLE_INTRA", "0"),
+    ("NCCL_IGNORE_NET_MISMATCH", "1"),
+    ("NCCL_DMABUF_ENABLE", "1"),
+    ("NCCL_OOB_NET_ENABLE", "0"),
+    ("NCCL_OOB_NET_IFNAME", ""),
+    ("NCCL_SOCKET_IFNAME", ""),
+    ("NCCL_SOCKET_FAMILY", ""),
+    ("NCCL_SOCKET_MAGIC", ""),
+    ("NCCL_SOCKET_RETRY_CNT", "34"),
+    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "100"),
+    ("NCCL_SOCKET_POLL_TIMEOUT_MSEC", "0"),
+    ("NCCL_SOCKET_RCVBUF", "-1"),
+    ("NCCL_SOCKET_SNDBUF", "-1"),
+    ("NCCL_SOCKET_NTHREADS", "-2"),
+    ("NCCL_NSOCKS_PERTHREAD", "-2"),
+    ("NCCL_SOCKET_INLINE", "128"),
+    ("NCCL_SOCKET_MIN_TASKSIZE", "65536"),
+    ("NCCL_IB_WQE_LATENCY_REPORT", "1"),
+    ("NCCL_IB_WQE_LATENCY_THRESHOLD_NS", "0"),
+    ("NCCL_IB_EVENT_BASED_LB", "0"),
+    ("NCCL_IB_EVENT_BASED_LB_REMOTE", "1"),
+    ("NCCL_IB_RAIL_POLICY", ""),
+    ("NCCL_IB_SORT_MERGE_NICS", "1"),
+    ("NCCL_IB_VR_SOCKET_COUNT", ""),
+    ("NCCL_IB_VR_RAILS_PER_SOCKET", ""),
+    ("NCCL_RMA_IB_WR_BATCHSIZE", "64"),
+];
+
+#[test]
+fn every_stock_variable_is_known_with_its_stock_default() {
+    for (name, stock) in STOCK {
+        let here = TABLE
+            .iter()
+            .find(|row| row.name == *name)
+            .map(|row| row.stock_default.unwrap_or(row.default))
+            .or_else(|| INERT.iter().find(|row| row.name == *name).map(|row| row.default));
+        assert_eq!(here, Some(*stock), "{name}");
+    }
+}
+
+#[test]
+fn every_stock_variable_without_effect_says_so_when_it_is_set() {
+    for inert in INERT {
+        let (_, notices) = parse(&[(inert.name, "77")]);
+        if inert.core {
+            assert!(notices.is_empty(), "{}", inert.name);
+        } else {
+            let [notice] = &notices[..] else { panic!("{}: {notices:?}", inert.name) };
+            assert_eq!(notice.topic, Topic::NotApplicable);
+            assert!(notice.text.contains(inert.name) && notice.text.contains(inert.reason));
+        }
+    }
+}
+
+/// Variable, text, effective value.
+const VALUES: &[(&str, &str, &str)] = &[
+    ("NCCL_IB_DISABLE", "1", "1"),
+    ("NCCL_NET", "IB", "IB"),
+    ("NCCL_IB_HCA", "^=mlx5_0:1:2:3", "^=mlx5_0:1:2:3"),
+    ("NCCL_IBVERBS_LIB", "/opt/libibverbs.so", "/opt/libibverbs.so"),
+    ("NCCL_IB_TIMEOUT", "22", "22"),
+    ("NCCL_IB_RETRY_CNT", "0", "0"),
+    ("NCCL_IB_GID_INDEX", "mlx5_0:3,mlx5_1:1", "mlx5_0:3,mlx5_1:1"),
+    ("NCCL_IB_ROUTABLE_FLID_GID_INDEX", "2", "2"),
+    ("NCCL_IB_ADDR_FAMILY", "AF_INET6", "AF_INET6"),
+    ("NCCL_IB_ADDR_RANGE", "10.0.0.0/8", "10.0.0.0/8"),
+    ("NCCL_IB_ROCE_VERSION_NUM", "1", "1"),
+    ("NCCL_IB_SL", "3", "3"),
+    ("NCCL_IB_TC", "0x6a", "106"),
+    ("NCCL_IB_FIFO_TC", "96", "96"),
+    ("NCCL_IB_PKEY", "1", "1"),
+    ("NCCL_IB_PKEY_VALUE", "0x8001", "32769"),
+    ("NCCL_IB_USE_INLINE", "0", "0"),
+    ("NCCL_IB_ECE_ENABLE", "0", "0"),
+    ("NCCL_IB_QPS_PER_CONNECTION", "4", "4"),
+    ("NCCL_IB_SPLIT_DATA_ON_QPS", "1", "1"),
+    ("NCCL_IB_AR_THRESHOLD", "65536", "65536"),
+    ("NCCL_IB_ADAPTIVE_ROUTING", "1", "1"),
+    ("NCCL_IB_PCI_RELAXED_ORDERING", "1", "1"),
+    ("NCCL_IB_MERGE_VFS", "0", "0"),
+    ("NCCL_IB_MERGE_NICS", "0", "0"),
+    ("NCCL_IB_DEVICE_PCI_ORDER", "0", "0"),
+    ("NCCL_IB_RETURN_ASYNC_EVENTS", "0", "0"),
+    ("NCCL_IB_QUERY_PORT_SPEED", "0", "0"),
+    ("NCCL_GDR_FLUSH_DISABLE", "1", "1"),
+    ("NCCL_IB_MQP_RETRY_ALL", "1", "1"),
+    ("NCCL_IB_MQP_RETRY_CNT", "5", "5"),
+    ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7", "7"),
+    ("NCCL_IB_WARN_RAIL_LOCAL", "1", "1"),
+    ("NCCL_IB_SUBNET_AWARE_ROUTING", "1", "1"),
+    ("NCCL_IB_SUBNET_PREFIX_LEN", "16", "16"),
+    ("NCCL_SOCKET_IFNAME", "^docker,lo", "^docker,lo"),
+    ("NCCL_SOCKET_FAMILY", "AF_INET6", "AF_INET6"),
+    ("NCCL_SOCKET_RETRY_CNT", "3", "3"),
+    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "20", "20"),
+    ("NCCL_COMM_ID", "10.0.0.1:1234", "10.0.0.1:1234"),
+];
+
+#[test]
+fn every_stock_variable_with_effect_takes_its_value() {
+    for row in TABLE.iter().filter(|row| row.is_stock()) {
+        let (_, text, effective) =
+            VALUES.iter().find(|(name, ..)| *name == row.name).unwrap_or_else(|| {
+                panic!("{} has no line in this test", row.name);
+            });
+        let (settings, notices) = parse(&[(row.name, text)]);
+        assert_eq!(settings.shown(row.name).as_deref(), Some(*effective), "{}", row.name);
+        assert!(notices.is_empty(), "{}: {notices:?}", row.name);
+        let line = settings.summary();
+        assert!(line.contains(&format!("{}={effective} (environment", row.name)), "{line}");
+    }
+}
+
+#[test]
+fn every_number_out_of_range_becomes_the_nearest_bound() {
+    let mut rows = 0;
+    for row in TABLE {
+        let (min, max, least) = match row.form {
+            Form::Number { min, max, .. } => (min, max, min),
+            // What is below the special number is nearest to it.
+            Form::NumberOr { min, max, special, stands_for, .. } => {
+                (min, max, stands_for.unwrap_or(special))
+            }
+            Form::Flag => (0, 1, 0),
+            _ => continue,
+        };
+        rows += 1;
+        for (beyond, bound) in [(max.checked_add(1), max), (min.checked_sub(9), least)] {
+            let Some(beyond) = beyond else { continue };
+            let (settings, notices) = parse(&[(row.name, &beyond.to_string())]);
+            let effective = settings.shown(row.name).unwrap();
+            let [notice] = &notices[..] else { panic!("{}={beyond}: {notices:?}", row.name) };
+            let said = format!("{}={beyond} (environment)", row.name);
+            assert!(notice.text.starts_with(&said), "{notice}");
+            if notice.topic == Topic::Clamped {
+                assert_eq!(effective, bound.to_string(), "{}={beyond}", row.name);
+                assert!(notice.text.contains(&format!("using {bound}")), "{notice}");
+            } else {
+                // A switch that is neither on nor off keeps its default.
+                assert_eq!((row.form, effective.as_str()), (Form::Flag, row.default), "{notice}");
+            }
+        }
+    }
+    assert!(rows > 25, "{rows}");
+}
+
 #[test]
 fn values_that_people_set_too_high_are_clamped_with_their_effect() {
     let (settings, notices) = parse(&[("NCCL_IB_TIMEOUT", "300"), ("NCCL_IB_RETRY_CNT", "15")]);
@@ -96,6 +311,8 @@ fn unknown_names_are_reported_with_the_nearest() {
     let bad = notice("NCCL_IB_TIMOUT", "22");
     assert_eq!(bad.topic, Topic::Unknown);
     assert!(bad.text.ends_with("the nearest known name is NCCL_IB_TIMEOUT"), "{bad}");
+    assert!(notice("NCCL_SOCKET_IFNAMES", "eth0").text.ends_with("NCCL_SOCKET_IFNAME"));
+    assert!(notice("NCCL_GDR_FLUSH_DISABEL", "1").text.ends_with("NCCL_GDR_FLUSH_DISABLE"));
     assert!(notice("PINRAIL_FLUHS", "").text.ends_with("PINRAIL_FLUSH"));
     assert!(notice("NCCL_IB_CUDA_SUPPORT", "1").text.ends_with("no effect"));
     assert!(

@@ -130,6 +130,34 @@ pub fn choose(interfaces: &[Interface], wanted: &Wanted) -> Result<SideChannel, 
     }
 }
 
+/// Whether an address means something only together with a link of this host.
+pub fn needs_scope(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local())
+}
+
+/// A peer's link-local address with the link of this host over which it is reached: the one that the side channel would
+/// use if it had to use link-local addresses too. Other addresses stay as they are.
+pub fn with_scope(
+    address: SocketAddr,
+    interfaces: &[Interface],
+    wanted: &Wanted,
+) -> Result<SocketAddr, NoInterface> {
+    let SocketAddr::V6(mut v6) = address else { return Ok(address) };
+    if !needs_scope(address) {
+        return Ok(address);
+    }
+    let links: Vec<_> = interfaces
+        .iter()
+        .filter(|interface| interface.address.is_ipv6() && interface.link_local())
+        .cloned()
+        .collect();
+    let wanted = Wanted { family: Some(Family::V6), ..wanted.clone() };
+    if let SocketAddr::V6(own) = choose(&links, &wanted)?.address {
+        v6.set_scope_id(own.scope_id());
+    }
+    Ok(v6.into())
+}
+
 /// The first interface that fits, one that is not link-local if there is one.
 fn first<'a>(usable: &[&'a Interface], fits: impl Fn(&Interface) -> bool) -> Option<&'a Interface> {
     let fitting = || usable.iter().copied().filter(|interface| fits(interface));
@@ -335,6 +363,29 @@ mod tests {
         for name in ["", "no-such-if", "a-name-that-is-much-too-long", "a\0b"] {
             assert!(index_of(name).is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn a_link_local_peer_is_reached_over_a_link_of_this_host() {
+        let rows = host(&[LO, LO6, ETH, ("eth0", "fe80::a/64"), ("eth1", "fe80::b/64")]);
+        let reach = |text: &str, variables: &[(&str, &str)]| {
+            with_scope(text.parse().unwrap(), &rows, &wanted(variables)).map(|a| a.to_string())
+        };
+        // The scope in the handle is the listener's: 9 is no link of this host.
+        assert_eq!(reach("[fe80::1%9]:5", &[]).unwrap(), "[fe80::1%4]:5");
+        assert_eq!(
+            reach("[fe80::1%9]:5", &[("NCCL_SOCKET_IFNAME", "eth1")]).unwrap(),
+            "[fe80::1%5]:5"
+        );
+        assert_eq!(
+            reach("[fe80::1%9]:5", &[("NCCL_SOCKET_FAMILY", "AF_INET")]).unwrap(),
+            "[fe80::1%4]:5"
+        );
+        for other in ["10.0.0.2:5", "[fd00::1]:5"] {
+            assert_eq!(reach(other, &[]).unwrap(), other);
+        }
+        let none = with_scope("[fe80::1]:5".parse().unwrap(), &host(&[LO, ETH]), &wanted(&[]));
+        assert!(none.unwrap_err().to_string().contains("AF_INET6"));
     }
 
     proptest! {

@@ -89,6 +89,11 @@ impl Sysfs {
         text.trim().parse().ok()
     }
 
+    /// The name of the node in `/dev/infiniband` through which programs use a device.
+    pub fn verbs_node(&self, device: &str) -> Option<String> {
+        names_in(&self.device_file(device, "device/infiniband_verbs")).into_iter().next()
+    }
+
     /// The network interfaces of the device's PCI function.
     pub fn netdevs(&self, device: &str) -> Vec<String> {
         names_in(&self.device_file(device, "device/net"))
@@ -236,6 +241,7 @@ mod tests {
         let tree = Tree::new(&[
             ("devices/pci0000:3a/0000:3b:00.1/numa_node", "1\n"),
             ("devices/pci0000:3a/0000:3b:00.1/net/eth4/mtu", "9000\n"),
+            ("devices/pci0000:3a/0000:3b:00.1/infiniband_verbs/uverbs4/abi_version", "1\n"),
             ("class/infiniband/mlx5_1/ports/1/gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001\n"),
             ("class/infiniband/mlx5_1/ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000\n"),
             (
@@ -283,6 +289,8 @@ mod tests {
         );
         assert_eq!(sysfs.numa_node("mlx5_1"), Some(1));
         assert_eq!(sysfs.netdevs("mlx5_1"), ["eth4"]);
+        assert_eq!(sysfs.verbs_node("mlx5_1").as_deref(), Some("uverbs4"));
+        assert_eq!(sysfs.verbs_node("rxe0"), None);
         assert_eq!((sysfs.pci_path("rxe0"), sysfs.numa_node("rxe0")), (None, None));
         assert_eq!(sysfs.pci_path("absent"), None);
     }

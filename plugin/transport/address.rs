@@ -4,15 +4,21 @@ use super::device::Port;
 use super::wire::WireRail;
 use crate::config::Settings;
 use crate::error::{Error, Result};
-use crate::host::gid::{self, NetDev, Wanted};
+use crate::host::gid::{self, Choice, GidEntry, NetDev, Wanted};
 use crate::host::sysfs::Sysfs;
 use crate::verbs::qp::{GlobalRoute, Path};
-use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND};
+use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, PORT_ACTIVE};
 use crate::verbs::{Context, PortAttr};
+use std::fmt;
 use std::net::Ipv6Addr;
+use std::sync::{Mutex, PoisonError};
 
 /// Hops a packet may take: no limit in practice.
 const HOP_LIMIT: u8 = 255;
+/// The identity of a partition; the top bit is the kind of membership.
+const PARTITION: u16 = 0x7fff;
+/// How the GIDs begin that may carry a routable identifier.
+const LINK_LOCAL_PREFIX: [u8; 4] = [0xfe, 0x80, 0, 0];
 
 /// One local port as connections use it.
 #[derive(Clone, Copy, Debug)]
@@ -38,34 +44,9 @@ pub struct PortAddress {
 }
 
 impl PortAddress {
-    /// Reads the port's state and picks a GID.
-    ///
-    /// # Errors
-    /// The port is not active, has no usable GID, or a verb fails.
-    pub fn of(context: &Context, port: &Port, settings: &Settings) -> Result<Self> {
-        let attr = context.query_port(port.number)?;
-        if attr.state != crate::verbs::sys::PORT_ACTIVE {
-            return Err(Error::system(format!(
-                "{} is not active (port state {})",
-                port.label, attr.state
-            )));
-        }
-        let link_layer = link_layer(&attr);
-        let (gid, gid_index, netdev) = choose_gid(context, port, &attr, settings)?;
-        Ok(Self {
-            port: port.number,
-            lid: attr.lid,
-            link_layer,
-            mtu: attr.active_mtu,
-            gid,
-            gid_index,
-            global_required: attr.flags & 1 != 0,
-            pkey_index: pkey_index(context, port, &attr, settings)?,
-            links: match netdev {
-                NetDev::Here(name) => Sysfs::from_settings(settings).links(&name),
-                NetDev::Elsewhere(_) | NetDev::Unknown => 1,
-            },
-        })
+    /// Whether connections from both carry the same source address.
+    pub fn same_gid(&self, other: &Self) -> bool {
+        (self.gid, self.gid_index) == (other.gid, other.gid_index)
     }
 
     /// This port for the peer, with the key of the memory that it writes; without what only its device knows.
@@ -105,14 +86,24 @@ impl PortAddress {
             return Err(Error::remote(format!("the peer states an MTU code of {}", remote.mtu)));
         }
         let ethernet = self.link_layer == LINK_LAYER_ETHERNET;
-        let other_subnet = remote.gid[..8] != self.gid[..8];
+        let other_subnet = subnet(&remote.gid) != subnet(&self.gid);
+        let flid = u16::from_be_bytes([remote.gid[4], remote.gid[5]]);
+        let dlid = if ethernet {
+            // Some adapters state one all the same, and it means nothing.
+            0
+        } else if other_subnet && flid != 0 {
+            // Routers deliver to the port that has this identifier.
+            flid
+        } else {
+            remote.lid
+        };
         let global = (ethernet || self.global_required || other_subnet).then_some(GlobalRoute {
             dgid: remote.gid,
             sgid_index: self.gid_index,
             hop_limit: HOP_LIMIT,
             traffic_class,
         });
-        Ok(Path { mtu, dest_qp, rq_psn, port: self.port, dlid: remote.lid, global, sl })
+        Ok(Path { mtu, dest_qp, rq_psn, port: self.port, dlid, global, sl })
     }
 
     /// The path from this port to itself.
@@ -122,6 +113,92 @@ impl PortAddress {
     pub fn loopback(&self, qp: u32) -> Result<Path> {
         self.path(&self.wire(0), qp, 0, 0, 0)
     }
+}
+
+impl fmt::Display for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entry = GidEntry {
+            index: self.gid_index.into(),
+            gid: self.gid,
+            version: None,
+            netdev: NetDev::Unknown,
+        };
+        entry.fmt(f)
+    }
+}
+
+/// The addresses that the ports of a device were last used under.
+#[derive(Debug, Default)]
+pub struct KnownAddresses(Mutex<Vec<PortAddress>>);
+
+impl KnownAddresses {
+    /// Notes an address, and says which one its port had before.
+    pub fn replace(&self, address: PortAddress) -> Option<PortAddress> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = known.iter_mut().find(|a| a.port == address.port) {
+            return Some(std::mem::replace(before, address));
+        }
+        known.push(address);
+        None
+    }
+
+    /// What became of the GID that a port is used under, in words for a line in the log.
+    pub fn news(&self, context: &Context, port: u8) -> String {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(used) = known.iter().find(|a| a.port == port).copied() else {
+            return "no connection uses the port".to_owned();
+        };
+        drop(known);
+        let now = context.query_gid(port, used.gid_index.into()).unwrap_or_default();
+        if now == used.gid {
+            return format!("GID {used}, which connections use, is as it was");
+        }
+        let now = PortAddress { gid: now, ..used };
+        format!(
+            "GID {used}, which connections use, is {now} now: they go on under the old address as long as the network \
+             delivers to it, new ones take what the table holds then"
+        )
+    }
+}
+
+/// The address that a port has now, and why it is that one.
+///
+/// # Errors
+/// The port is not active, has no usable GID or lacks the partition key, or a verb fails.
+pub fn resolve(
+    context: &Context,
+    port: &Port,
+    settings: &Settings,
+) -> Result<(PortAddress, Choice)> {
+    let attr = context.query_port(port.number)?;
+    if attr.state != PORT_ACTIVE {
+        return Err(Error::system(format!(
+            "{} is not active (port state {})",
+            port.label, attr.state
+        )));
+    }
+    let choice = choose_gid(context, port, &attr, settings)?;
+    let gid_index = u8::try_from(choice.entry.index).map_err(|_| {
+        Error::usage(format!(
+            "{}: GID index {} does not fit an address",
+            port.label, choice.entry.index
+        ))
+    })?;
+    let address = PortAddress {
+        port: port.number,
+        lid: attr.lid,
+        link_layer: link_layer(&attr),
+        mtu: attr.active_mtu,
+        gid: choice.entry.gid,
+        gid_index,
+        global_required: attr.flags & 1 != 0,
+        pkey_index: pkey_index(context, port, &attr, settings)?,
+        links: match &choice.entry.netdev {
+            NetDev::Here(name) => Sysfs::from_settings(settings).links(name),
+            NetDev::Elsewhere(_) | NetDev::Unknown => 1,
+        },
+    };
+    Ok((address, choice))
 }
 
 /// Where a queue pair is, for messages: by GID on RoCE, by LID and the GID if there is one on InfiniBand.
@@ -149,7 +226,7 @@ fn choose_gid(
     port: &Port,
     attr: &PortAttr,
     settings: &Settings,
-) -> Result<([u8; 16], u8, NetDev)> {
+) -> Result<Choice> {
     let sysfs = Sysfs::from_settings(settings);
     let wanted = Wanted::for_device(settings, &port.device);
     // Some devices answer unused slots with an error instead of zeroes; both mean that nothing is there.
@@ -159,44 +236,133 @@ fn choose_gid(
             Some(sysfs.gid_entry(&port.device, port.number, index.unsigned_abs(), gid))
         })
         .collect();
-    let choice = if attr.link_layer == LINK_LAYER_ETHERNET {
-        gid::choose_roce(&table, &wanted)
-            .map_err(|e| Error::usage(format!("{}: {e}", port.label)))?
+    if attr.link_layer == LINK_LAYER_ETHERNET {
+        gid::choose_roce(&table, &wanted).map_err(|e| Error::usage(format!("{}: {e}", port.label)))
     } else {
-        gid::choose_infiniband(&table, &wanted)
-    };
-    if let Some(warning) = &choice.warning {
-        tracing::warn!("{}: {warning}", port.label);
+        Ok(gid::choose_infiniband(&table, &wanted))
     }
-    let index = u8::try_from(choice.entry.index).map_err(|_| {
-        Error::usage(format!(
-            "{}: GID index {} does not fit an address",
-            port.label, choice.entry.index
-        ))
-    })?;
-    Ok((choice.entry.gid, index, choice.entry.netdev))
 }
 
 fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settings) -> Result<u16> {
-    let Some(wanted) = settings.pkey_value else {
-        let index = settings.pkey_index;
-        if attr.pkey_tbl_len != 0 && index >= attr.pkey_tbl_len {
-            return Err(Error::usage(format!(
-                "NCCL_IB_PKEY={index}, but {} has {} partition keys",
-                port.label, attr.pkey_tbl_len
-            )));
-        }
-        return Ok(index);
+    // An entry whose identity is 0 is an empty place.
+    let key = |index| {
+        let key = context.query_pkey(port.number, index).ok()?;
+        (key & PARTITION != 0).then_some(key)
     };
-    // The top bit is the membership type, not part of the partition's identity.
-    (0..attr.pkey_tbl_len)
-        .find(|i| context.query_pkey(port.number, *i).is_ok_and(|p| p & 0x7fff == wanted & 0x7fff))
-        .ok_or_else(|| Error::usage(format!("{} has no partition key {wanted:#06x}", port.label)))
+    let table = 0..attr.pkey_tbl_len;
+    let (found, missing) = if let Some(wanted) = settings.pkey_value {
+        let with =
+            |mask: u16| table.clone().find(|i| key(*i).is_some_and(|k| k & mask == wanted & mask));
+        // The same key; else another kind of membership in the same partition.
+        (with(u16::MAX).or_else(|| with(PARTITION)), format!("NCCL_IB_PKEY_VALUE={wanted:#06x}"))
+    } else {
+        let index = settings.pkey_index;
+        // Devices without a table take index 0, which means nothing there.
+        let there =
+            (table.is_empty() && index == 0) || (table.contains(&index) && key(index).is_some());
+        (there.then_some(index), format!("NCCL_IB_PKEY={index}"))
+    };
+    found.ok_or_else(|| {
+        let held: Vec<_> =
+            table.filter_map(|i| key(i).map(|key| format!("{i} {key:#06x}"))).collect();
+        Error::usage(format!(
+            "{missing}: {} has no such partition key; its table holds {}",
+            port.label,
+            if held.is_empty() { "nothing".to_owned() } else { held.join(", ") }
+        ))
+    })
+}
+
+/// The subnet of an InfiniBand GID: its prefix, but for the routable identifier (FLID), which belongs to one port.
+fn subnet(gid: &[u8; 16]) -> [u8; 8] {
+    let mut prefix = [0; 8];
+    prefix.copy_from_slice(&gid[..8]);
+    if prefix[..4] == LINK_LOCAL_PREFIX {
+        prefix[4..6].fill(0);
+    }
+    prefix
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::qp::GlobalRoute;
+
+    fn port(lid: u16, link_layer: u8, gid: &str) -> PortAddress {
+        PortAddress {
+            port: 2,
+            lid,
+            link_layer,
+            mtu: 5,
+            gid: gid.parse::<Ipv6Addr>().unwrap().octets(),
+            gid_index: 3,
+            global_required: false,
+            pkey_index: 0,
+            links: 1,
+        }
+    }
+
+    fn way(from: &PortAddress, to: &PortAddress) -> (u16, Option<GlobalRoute>) {
+        let path = from.path(&to.wire(0), 7, 0, 106, 0).unwrap();
+        (path.dlid, path.global)
+    }
+
+    #[test]
+    fn infiniband_goes_by_lid_within_a_subnet_and_by_routable_identifier_beyond() {
+        let ib = LINK_LAYER_INFINIBAND;
+        // (own GID, the peer's GID, LID, whether with a global header)
+        let rows = [
+            ("fe80::1", "fe80::2", 9, false),
+            // Identifiers of two ports of one subnet differ; their subnet is the same.
+            ("fe80:0:11::1", "fe80:0:12::2", 9, false),
+            ("fe80:0:11:1::1", "fe80:0:12:2::2", 0x12, true),
+            // No identifier: the LID is what there is.
+            ("fe80:0:0:1::1", "fe80:0:0:2::2", 9, true),
+        ];
+        for (own, peer, lid, global) in rows {
+            let (dlid, route) = way(&port(5, ib, own), &port(9, ib, peer));
+            assert_eq!((dlid, route.is_some()), (lid, global), "{own} to {peer}");
+        }
+        let demanding = PortAddress { global_required: true, ..port(5, ib, "fe80::1") };
+        let (dlid, route) = way(&demanding, &port(9, ib, "fe80::2"));
+        assert_eq!((dlid, route.unwrap().sgid_index), (9, 3));
+    }
+
+    #[test]
+    fn roce_always_has_a_global_header_and_never_a_lid() {
+        let ethernet = |lid, gid| port(lid, LINK_LAYER_ETHERNET, gid);
+        let (dlid, route) = way(&ethernet(5, "::ffff:10.0.0.1"), &ethernet(9, "::ffff:10.0.0.2"));
+        let route = route.unwrap();
+        assert_eq!((dlid, route.hop_limit, route.traffic_class), (0, 255, 106));
+        let other = way(&ethernet(0, "fe80:0:11:1::1"), &ethernet(0, "fe80:0:12:2::2"));
+        assert_eq!(other.0, 0);
+    }
+
+    #[test]
+    fn each_port_says_its_own_number_and_the_smaller_mtu_wins_for_this_connection_only() {
+        // Stock takes the port number from the peer, and lowers the MTU of the device for good.
+        let own = port(5, LINK_LAYER_ETHERNET, "::ffff:10.0.0.1");
+        let peer = PortAddress { port: 1, mtu: 3, ..own };
+        let path = own.path(&peer.wire(0), 7, 0, 0, 0).unwrap();
+        assert_eq!((path.port, path.mtu), (2, 3));
+        assert_eq!(own.path(&own.wire(0), 7, 0, 0, 0).unwrap().mtu, 5);
+        let wrong = port(5, LINK_LAYER_INFINIBAND, "fe80::1");
+        let error = own.path(&wrong.wire(0), 7, 0, 0, 0).unwrap_err().to_string();
+        assert!(error.contains("link layers differ"), "{error}");
+    }
+
+    #[test]
+    fn the_last_address_of_each_port_is_known() {
+        let known = KnownAddresses::default();
+        let first = port(5, LINK_LAYER_ETHERNET, "::ffff:10.0.0.1");
+        let other_port = PortAddress { port: 1, ..first };
+        assert!(known.replace(first).is_none() && known.replace(other_port).is_none());
+        let second = port(5, LINK_LAYER_ETHERNET, "::ffff:10.0.0.9");
+        let before = known.replace(second).unwrap();
+        assert!(before.same_gid(&first) && !before.same_gid(&second));
+        assert_eq!(before.to_string(), "3 10.0.0.1");
+        assert!(known.replace(first).unwrap().same_gid(&second));
+    }
 
     #[test]
     fn a_queue_pair_is_told_by_what_its_link_layer_routes_by() {

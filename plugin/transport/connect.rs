@@ -15,9 +15,12 @@ use super::send::{self, SEND_DEPTH, SendComm};
 use super::stripe::Stripes;
 use super::wire::{End, Handle, Hello, Message};
 use super::{Comm, CommShared, Whose, next_owner};
+use crate::config::Settings;
 use crate::error::{Blame, Error, Result};
+use crate::host::netif;
 use crate::memory::Gate;
 use crate::memory::diagnosis::Direction;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +46,8 @@ pub struct Connecting {
 
 #[derive(Debug)]
 enum Stage {
+    /// Moving queue pairs to the state in which their vendor options can be asked.
+    Prepare,
     /// Connecting to the listener.
     Dial(Dial),
     /// Waiting before connecting again.
@@ -58,6 +63,7 @@ enum Stage {
 impl Stage {
     fn name(&self) -> &'static str {
         match self {
+            Self::Prepare => "moving queue pairs to their first state",
             Self::Dial(_) | Self::Pause(_) => "connecting to the listener",
             Self::AwaitReply(_) => "waiting for the listener's answer",
             Self::BringUp(..) => "moving queue pairs to ready-to-send",
@@ -79,6 +85,7 @@ impl Connecting {
         comm_id: Option<u64>,
     ) -> Result<Self> {
         let settings = &transport.settings;
+        let handle = Handle { addr: reachable(handle.addr, settings)?, ..handle };
         let rails = transport.rails_in_reach(rails, &handle.subnets);
         let links = rails.iter().map(|rail| rail.address.links).fold(handle.links, u8::max);
         let lanes = settings.qps_per_rail(links) * rails.len().max(handle.rails.into());
@@ -91,8 +98,7 @@ impl Connecting {
             setup: Some(setup),
             traffic_class,
             comm_id,
-            // The first call dials.
-            stage: Stage::Pause(Instant::now()),
+            stage: Stage::Prepare,
             polled: Instant::now(),
             deadline: Instant::now() + settings.connect_timeout,
             dials: 0,
@@ -147,6 +153,14 @@ impl Connecting {
         // Replaced on every path that goes on; on an error the attempt is over.
         let stage = std::mem::replace(&mut self.stage, Stage::Pause(self.deadline));
         self.stage = match stage {
+            Stage::Prepare => {
+                let settings = &self.transport.settings;
+                if self.setup.as_mut().ok_or_else(lost)?.initialise(settings)? {
+                    Stage::Pause(Instant::now())
+                } else {
+                    Stage::Prepare
+                }
+            }
             Stage::Dial(dial) => match dial.step() {
                 Ok(Dial::Connected(mut channel)) => {
                     let setup = self.setup.as_ref().ok_or_else(lost)?;
@@ -221,12 +235,26 @@ impl Connecting {
     /// What to do after a connection attempt that failed.
     fn dial_again(&mut self, e: Error) -> Result<Stage> {
         let settings = &self.transport.settings;
-        if !is_transient(&e) || self.dials >= settings.socket_retry_cnt {
+        let limit = settings.socket_retry_cnt;
+        if !is_transient(&e) {
             return Err(e.blamed(Blame::Remote));
         }
+        if self.dials >= limit {
+            let attempts = self.dials + 1;
+            return Err(e
+                .context(format_args!("after {attempts} attempts (NCCL_SOCKET_RETRY_CNT={limit})"))
+                .blamed(Blame::Remote));
+        }
         self.dials += 1;
-        tracing::info!("{e}; trying again ({})", self.dials);
-        Ok(Stage::Pause(Instant::now() + settings.socket_retry_sleep * self.dials))
+        let pause = settings.socket_retry_sleep * self.dials;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        tracing::info!(
+            "{e}; trying again in {pause:?}, {} of {limit} times and for {} s at most \
+             (PINRAIL_CONNECT_TIMEOUT)",
+            self.dials,
+            left.as_secs()
+        );
+        Ok(Stage::Pause(Instant::now() + pause))
     }
 
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
@@ -240,6 +268,8 @@ impl Connecting {
             }
         }
         let max_inline = setup.max_inline();
+        let policy = self.policy();
+        let agreed = setup.vendor_options(end, settings);
         let mut parts = setup.into_parts(end.rails.len());
         let queues = parts.queues();
         let width = if settings.split_data_on_qps {
@@ -254,6 +284,15 @@ impl Connecting {
         }
         let ethernet = parts.rails.iter().any(|r| r.device.ethernet);
         let adaptive = settings.adaptive_routing.unwrap_or(!ethernet);
+        let notice = if adaptive {
+            format!("notice apart from data above {} bytes", settings.ar_threshold)
+        } else {
+            "notice with the data".to_owned()
+        };
+        let terms = format!(
+            "service level {}, traffic class {}, {agreed}, {notice}",
+            policy.sl, policy.traffic_class
+        );
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let failover = (settings.port_failover && end.failover)
             .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer.mail))
@@ -285,7 +324,7 @@ impl Connecting {
         };
         let comm =
             SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
-        tracing::info!("sending end ready: {}", comm.peer());
+        tracing::info!("sending end ready: {}; {terms}", comm.peer());
         let shared = CommShared::new(
             &self.transport,
             parts.rails,
@@ -297,6 +336,18 @@ impl Connecting {
         )?;
         Ok(Comm::new(shared, comm))
     }
+}
+
+/// The listener's address as this host reaches it: one that is only valid on its link needs the number that the link has
+/// here, and the handle says the listener's.
+fn reachable(addr: SocketAddr, settings: &Settings) -> Result<SocketAddr> {
+    if !netif::needs_scope(addr) {
+        return Ok(addr);
+    }
+    let interfaces =
+        netif::interfaces().map_err(|e| Error::io("listing network interfaces", &e))?;
+    netif::with_scope(addr, &interfaces, &netif::Wanted::from_settings(settings))
+        .map_err(|e| Error::usage(format!("connecting to {addr}: {e}")))
 }
 
 fn lost() -> Error {

@@ -19,11 +19,15 @@ use crate::verbs::qp::{Caps, Ece};
 use crate::verbs::sys::access::REMOTE_WRITE;
 use crate::verbs::{CompletionQueue, QueuePair};
 use std::hash::{BuildHasher, RandomState};
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Receiver-not-ready back-off, `IBV_QP_MIN_RNR_TIMER`: 0.64 ms. Never used in order: receives are always posted.
 pub const MIN_RNR_TIMER: u8 = 12;
+
+/// The least inline room that serves anything: one size record.
+const LEAST_INLINE: u32 = 4;
 
 /// Queue sizes of one end.
 #[derive(Clone, Copy, Debug)]
@@ -58,16 +62,51 @@ pub struct Setup {
     pub rails: Vec<Rail>,
     psns: Vec<u32>,
     counted: u32,
-    /// Lanes that are ready to send.
-    ready: usize,
+    progress: Progress,
     retry: Retry,
 }
 
-/// State of retrying a move to ready-to-receive, which resolves the peer's address and may time out.
+/// How far the queue pairs are on their way to ready-to-send. Each move is made once: one that failed is made again, and
+/// those before it are not.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The state that they go to next.
+    to: State,
+    /// The lane whose turn it is.
+    lane: usize,
+}
+
+/// A move that failed and will be made again.
 #[derive(Debug, Default)]
 struct Retry {
-    attempts: u32,
+    /// Failed attempts at it.
+    failures: u32,
+    /// When the next one is due.
     not_before: Option<Instant>,
+}
+
+/// The states on the way, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// The port and the rights of the peer are set.
+    #[default]
+    Init,
+    /// The peer's address is resolved.
+    ReadyToReceive,
+    /// The timeouts are set.
+    ReadyToSend,
+    /// There is nothing more to do.
+    Ready,
+}
+
+impl State {
+    fn next(self) -> Self {
+        match self {
+            Self::Init => Self::ReadyToReceive,
+            Self::ReadyToReceive => Self::ReadyToSend,
+            Self::ReadyToSend | Self::Ready => Self::Ready,
+        }
+    }
 }
 
 /// How the settings want an end to be set up.
@@ -87,7 +126,7 @@ pub fn random() -> u64 {
 }
 
 impl Setup {
-    /// Creates the objects of one end and moves its queue pairs to Init.
+    /// Creates the objects of one end.
     ///
     /// # Errors
     /// A verb fails; what was made is released.
@@ -130,19 +169,11 @@ impl Setup {
             }
             cqs.push(CompletionQueue::new(&rail.open.context, entries)?);
         }
+        let mut inline = vec![if settings.use_inline { sizes.inline } else { 0 }; rails.len()];
         let mut qps = Vec::with_capacity(lanes);
         for lane in 0..lanes {
-            let (rail, cq) = (&rails[lane % rails.len()], &cqs[lane % rails.len()]);
-            let wanted = if settings.use_inline { sizes.inline } else { 0 };
-            let make = |max_inline_data| {
-                let caps =
-                    Caps { max_send_wr: sizes.send, max_recv_wr: sizes.recv, max_inline_data };
-                QueuePair::new(&rail.open.pd, cq, caps)
-            };
-            // A device that grants less refuses instead of stepping down.
-            let qp = make(wanted).or_else(|e| if wanted == 0 { Err(e) } else { make(0) })?;
-            qp.to_init(rail.address.port, rail.address.pkey_index, REMOTE_WRITE)?;
-            qps.push(qp);
+            let index = lane % rails.len();
+            qps.push(queue_pair(&rails[index], &cqs[index], sizes, &mut inline[index])?);
         }
         Ok(Self {
             psns: qps.iter().map(|_| random() as u32 & 0xff_ffff).collect(),
@@ -155,7 +186,7 @@ impl Setup {
             records,
             rails,
             counted: sizes.counted,
-            ready: 0,
+            progress: Progress::default(),
             retry: Retry::default(),
         })
     }
@@ -244,7 +275,18 @@ impl Setup {
         }
     }
 
-    /// Moves queue pairs on to ready-to-send; whether all are. Never sleeps: a retry waits for a later call.
+    /// Moves queue pairs to their first state; whether all are there. Never sleeps: a retry waits for a later call.
+    ///
+    /// # Errors
+    /// A verb fails for good.
+    pub fn initialise(&mut self, settings: &Settings) -> Result<bool> {
+        self.move_on(State::ReadyToReceive, settings, |setup, _, lane| {
+            let address = &setup.rails[lane % setup.rails.len()].address;
+            setup.qps[lane].to_init(address.port, address.pkey_index, REMOTE_WRITE)
+        })
+    }
+
+    /// Moves queue pairs on to ready-to-send; whether all are. Never sleeps, as [`Self::initialise`].
     ///
     /// # Errors
     /// A verb fails for good.
@@ -256,45 +298,102 @@ impl Setup {
                 self.qps.len()
             )));
         }
-        if self.retry.not_before.is_some_and(|t| Instant::now() < t) {
-            return Ok(false);
-        }
-        while self.ready < self.qps.len() {
-            let lane = self.ready;
-            match self.bring_up_lane(lane, peer, policy) {
-                Ok(()) => self.ready += 1,
-                Err(e) => {
-                    let settings = policy.settings;
-                    let transient = e.errno() == Some(libc::ETIMEDOUT)
-                        || (settings.mqp_retry_all && e.errno().is_some());
-                    if !transient || self.retry.attempts >= settings.mqp_retry_cnt {
-                        return Err(e);
-                    }
-                    self.retry.attempts += 1;
-                    self.retry.not_before =
-                        Some(Instant::now() + settings.mqp_retry_sleep * self.retry.attempts);
-                    return Ok(false);
-                }
-            }
+        let settings = policy.settings;
+        Ok(self.initialise(settings)?
+            && self.move_on(State::Ready, settings, |setup, to, lane| match to {
+                State::ReadyToReceive => setup.to_rtr(lane, peer, policy),
+                _ => setup.qps[lane].to_rts(setup.psns[lane], settings.timeout, settings.retry_cnt),
+            })?)
+    }
+
+    /// Makes the moves before `end`; whether all are made.
+    fn move_on(
+        &mut self,
+        end: State,
+        settings: &Settings,
+        make: impl Fn(&Self, State, usize) -> Result<()>,
+    ) -> Result<bool> {
+        while (self.progress.to as u8) < end as u8 {
+            let Progress { to, lane } = self.progress;
+            self.progress = if lane == self.qps.len() {
+                Progress { to: to.next(), lane: 0 }
+            } else if self.attempt(settings, |setup| make(setup, to, lane))?.is_some() {
+                Progress { to, lane: lane + 1 }
+            } else {
+                return Ok(false);
+            };
         }
         Ok(true)
     }
 
-    fn bring_up_lane(&self, lane: usize, peer: &End, policy: Policy<'_>) -> Result<()> {
-        let (settings, qp) = (policy.settings, &self.qps[lane]);
+    /// Makes one move of a queue pair of this end. `None`: it failed for a reason that may pass, or did so a while ago,
+    /// and is to be made again at a later call.
+    ///
+    /// # Errors
+    /// The move fails for good, or has failed too often.
+    pub fn attempt<T>(
+        &mut self,
+        settings: &Settings,
+        make: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<Option<T>> {
+        if self.retry.not_before.is_some_and(|t| Instant::now() < t) {
+            return Ok(None);
+        }
+        let e = match make(self) {
+            Ok(made) => {
+                self.retry = Retry::default();
+                return Ok(Some(made));
+            }
+            Err(e) => e,
+        };
+        let transient = e.errno() == Some(libc::ETIMEDOUT)
+            || (settings.mqp_retry_all && e.failed_verb() == Some("ibv_modify_qp"));
+        if !transient {
+            return Err(e);
+        }
+        let (failures, limit) = (self.retry.failures + 1, settings.mqp_retry_cnt);
+        if failures > limit {
+            return Err(e.context(format_args!(
+                "after {failures} attempts (NCCL_IB_MQP_RETRY_CNT={limit})"
+            )));
+        }
+        let pause = settings.mqp_retry_sleep * failures;
+        tracing::info!("{e}; trying again in {pause:?}, {failures} of {limit} times");
+        self.retry = Retry { failures, not_before: Some(Instant::now() + pause) };
+        Ok(None)
+    }
+
+    fn to_rtr(&self, lane: usize, peer: &End, policy: Policy<'_>) -> Result<()> {
+        let qp = &self.qps[lane];
         let rail = &self.rails[lane % self.rails.len()];
         let (remote, port) = (&peer.lanes[lane], &peer.rails[lane % peer.rails.len()]);
         let [vendor_id, options, comp_mask] = remote.ece;
         let ece = Ece { vendor_id, options, comp_mask };
-        if settings.ece_enable && ece != Ece::default() {
+        if policy.settings.ece_enable && ece != Ece::default() {
             qp.set_ece(ece)?;
         }
         let path =
             rail.address.path(port, remote.qpn, remote.psn, policy.traffic_class, policy.sl)?;
         qp.to_rtr(&path, MIN_RNR_TIMER).map_err(|e| {
-            e.context(format_args!("{} to {}", rail.device.port.label, peer.identity.device))
-        })?;
-        qp.to_rts(self.psns[lane], settings.timeout, settings.retry_cnt)
+            e.context(format_args!(
+                "{} ({}) to {} ({})",
+                rail.device.port.label,
+                Ipv6Addr::from(rail.address.gid),
+                peer.identity.device,
+                Ipv6Addr::from(port.gid)
+            ))
+        })
+    }
+
+    /// The vendor options of the connection, in words.
+    pub fn vendor_options(&self, peer: &End, settings: &Settings) -> String {
+        let theirs = peer.lanes.first().map_or([0; 3], |lane| lane.ece);
+        match self.qps.first().and_then(QueuePair::query_ece) {
+            Some(ece) if settings.ece_enable && theirs != [0; 3] => {
+                format!("vendor options {:#x}", ece.options)
+            }
+            _ => "no vendor options".to_owned(),
+        }
     }
 
     /// The queue pairs as lanes, and what must live as long as they.
@@ -314,6 +413,34 @@ impl Setup {
             fifo: self.fifo,
             records: self.records,
             rails: self.rails,
+        }
+    }
+}
+
+/// Makes a queue pair with as much inline room as the device grants, up to `inline`, which becomes what it granted: a
+/// device that has less refuses instead of stepping down by itself.
+fn queue_pair(
+    rail: &Rail,
+    cq: &Arc<CompletionQueue>,
+    sizes: Sizes,
+    inline: &mut u32,
+) -> Result<QueuePair> {
+    let wanted = *inline;
+    loop {
+        let caps =
+            Caps { max_send_wr: sizes.send, max_recv_wr: sizes.recv, max_inline_data: *inline };
+        match QueuePair::new(&rail.open.pd, cq, caps) {
+            Err(_) if *inline != 0 => {
+                *inline = if *inline > LEAST_INLINE { *inline / 2 } else { 0 };
+            }
+            Err(e) => return Err(e),
+            Ok(qp) => {
+                if *inline != wanted {
+                    let label = &rail.device.port.label;
+                    tracing::info!("{label}: {inline} bytes inline, {wanted} are not granted");
+                }
+                return Ok(qp);
+            }
         }
     }
 }

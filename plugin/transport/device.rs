@@ -1,6 +1,6 @@
 //! Devices of this host: their facts, gathered once, and their resources, open only while something uses them.
 
-use super::address::PortAddress;
+use super::address::{KnownAddresses, PortAddress, resolve};
 use super::fusion;
 use crate::config::Settings;
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::memory::region::MAX_RAILS;
 use crate::verbs::context::DeviceList;
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, PORT_ACTIVE};
 use crate::verbs::{Context, MemoryRegion, PortAttr, ProtectionDomain, Verbs};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One active port of one device, as NCCL sees it.
@@ -49,6 +50,7 @@ pub struct Device {
     /// See `rail`.
     pub plane: Option<i32>,
     open: Arc<Mutex<Shared>>,
+    known: Arc<KnownAddresses>,
 }
 
 /// A port and how it is called in messages.
@@ -78,18 +80,21 @@ pub struct OpenDevice {
     pub pd: Arc<ProtectionDomain>,
     /// Registrations in it.
     pub registry: Arc<Registry>,
+    /// The addresses that its ports were last used under.
+    pub known: Arc<KnownAddresses>,
 }
 
 impl OpenDevice {
-    fn new(context: Arc<Context>) -> Result<Arc<Self>> {
+    fn new(context: Arc<Context>, known: &Arc<KnownAddresses>) -> Result<Arc<Self>> {
         let pd = ProtectionDomain::new(&context)?;
-        Ok(Self::over(Registry::new(&pd)))
+        Ok(Self::over(Registry::new(&pd), known))
     }
 
     /// The device whose protection domain has this registry.
-    fn over(registry: Arc<Registry>) -> Arc<Self> {
+    fn over(registry: Arc<Registry>, known: &Arc<KnownAddresses>) -> Arc<Self> {
         let pd = Arc::clone(registry.pd());
-        Arc::new(Self { context: Arc::clone(pd.context()), pd, registry })
+        let context = Arc::clone(pd.context());
+        Arc::new(Self { context, pd, registry, known: Arc::clone(known) })
     }
 }
 
@@ -116,7 +121,7 @@ impl Device {
             return Ok(open);
         }
         if let Some(registry) = shared.registry.upgrade().filter(|r| !r.is_broken()) {
-            let open = OpenDevice::over(registry);
+            let open = OpenDevice::over(registry, &self.known);
             shared.open = Arc::downgrade(&open);
             return Ok(open);
         }
@@ -124,9 +129,26 @@ impl Device {
         let index = (0..list.len())
             .find(|i| list.name(*i) == self.port.device)
             .ok_or_else(|| Error::system(format!("{} is no longer there", self.port.device)))?;
-        let open = OpenDevice::new(list.open(index)?)?;
+        let open = OpenDevice::new(list.open(index)?, &self.known)?;
         *shared = Shared { open: Arc::downgrade(&open), registry: Arc::downgrade(&open.registry) };
         Ok(open)
+    }
+
+    /// The device, open, as a rail of a new connection, under the address that its port has now.
+    ///
+    /// # Errors
+    /// The port is not active or has no usable address any more.
+    pub fn use_over(self: &Arc<Self>, open: Arc<OpenDevice>, settings: &Settings) -> Result<Rail> {
+        let (address, choice) = resolve(&open.context, &self.port, settings)?;
+        if let Some(before) = self.known.replace(address).filter(|b| !b.same_gid(&address)) {
+            tracing::warn!(
+                "{} is used under GID {} from here on ({}), and was under {before}",
+                self.port.label,
+                choice.entry,
+                choice.reason
+            );
+        }
+        Ok(Rail { device: Arc::clone(self), open, address })
     }
 }
 
@@ -139,11 +161,19 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     let list = DeviceList::get(verbs)?;
     let mut devices = Vec::new();
     let mut seen = Vec::new();
-    for index in 0..list.len() {
-        let name = list.name(index);
-        match list.open(index).and_then(OpenDevice::new) {
+    let names: Vec<_> = (0..list.len()).map(|index| list.name(index)).collect();
+    for lost in sysfs.devices().iter().filter(|kernel| !names.contains(kernel)) {
+        tracing::info!(
+            "the kernel has {lost}, but the verbs library does not offer it: is its provider installed?"
+        );
+    }
+    for token in settings.gid_index.unmatched(names.iter().map(String::as_str)) {
+        tracing::warn!("NCCL_IB_GID_INDEX: there is no device {token}");
+    }
+    for (index, name) in names.iter().enumerate() {
+        match list.open(index).and_then(|context| OpenDevice::new(context, &Arc::default())) {
             Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
-            Err(e) => tracing::warn!("device {name} is left out: {e}"),
+            Err(e) => tracing::warn!("device {name} is left out: {e}{}", node_hint(&sysfs, name)),
         }
     }
     for token in settings.hca.unmatched(seen.iter().map(|(n, p): &(String, u8)| (n.as_str(), *p))) {
@@ -164,6 +194,19 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     let mut devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
     devices.sort_by_key(|device| device.index);
     Ok(devices)
+}
+
+/// What to look at where a device cannot be opened: in a container it is mostly the node that is missing.
+fn node_hint(sysfs: &Sysfs, device: &str) -> String {
+    let Some(node) = sysfs.verbs_node(device) else { return String::new() };
+    let node = Path::new("/dev/infiniband").join(node);
+    let node = node.display();
+    match std::fs::metadata(node.to_string()) {
+        Ok(_) => format!(
+            "; its node {node} is there: look at its permissions and at the container's device rules"
+        ),
+        Err(e) => format!("; its node {node} cannot be seen ({e}): was it given to the container?"),
+    }
 }
 
 fn ports_of(
@@ -204,10 +247,20 @@ fn ports_of(
             tracing::info!("{} is left out: {}", port.label, decision.reason);
             continue;
         }
-        if let Err(e) = PortAddress::of(context, &port, settings) {
-            tracing::warn!("{} is left out: {e}", port.label);
-            continue;
-        }
+        let address = match resolve(context, &port, settings) {
+            Ok((address, choice)) => {
+                tracing::info!("{}: GID {}: {}", port.label, choice.entry, choice.reason);
+                if let Some(warning) = &choice.warning {
+                    tracing::warn!("{}: {warning}", port.label);
+                }
+                address
+            }
+            Err(e) => {
+                tracing::warn!("{} is left out: {e}", port.label);
+                continue;
+            }
+        };
+        open.known.replace(address);
         devices.push(Device {
             guid: u64::from_be(attr.sys_image_guid),
             speed: speed(context, number, &state, settings),
@@ -229,6 +282,7 @@ fn ports_of(
             plane: decision.plane,
             open: Arc::clone(&shared),
             index: 0,
+            known: Arc::clone(&open.known),
             port,
         });
     }
@@ -249,6 +303,7 @@ fn speed(context: &Context, port: u8, attr: &PortAttr, settings: &Settings) -> u
         32 => 25_000,
         64 => 50_000,
         128 => 100_000,
+        // XDR, and what is faster than anything known.
         _ => 200_000,
     };
     let width = match attr.active_width {
@@ -373,5 +428,23 @@ impl Devices {
         tracing::info!("{} made of devices {members:?}", device.name);
         self.virtuals.push(device);
         i32::try_from(self.virtuals.len() - 1).map_err(|_| Error::usage("too many devices"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tree::Tree;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_told_with_its_node() {
+        let tree = Tree::new(&[
+            ("class/infiniband/mlx5_0/device/infiniband_verbs/uverbs9999/abi_version", "1\n"),
+            ("class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n"),
+        ]);
+        let sysfs = Sysfs::at(tree.root());
+        let hint = node_hint(&sysfs, "mlx5_0");
+        assert!(hint.contains("/dev/infiniband/uverbs9999 cannot be seen (No such file"), "{hint}");
+        assert_eq!(node_hint(&sysfs, "rxe0"), "");
     }
 }

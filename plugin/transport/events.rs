@@ -410,6 +410,10 @@ impl DeviceWatch {
         while let Some(event) = self.open.context.take_async_event() {
             let name = self.open.context.name();
             match event.scope {
+                Scope::Port(port) if event.name() == "GID_CHANGE" => {
+                    let news = self.open.known.news(&self.open.context, port);
+                    tracing::warn!("{name}:{port}: IBV_EVENT_GID_CHANGE; {news}");
+                }
                 Scope::Port(port) if event.name() == "PORT_ERR" => tracing::warn!(
                     "{name}:{port}: IBV_EVENT_PORT_ERR: the port is down. Its connections go on if it comes back, and \
                      fail when nothing was acknowledged in {}",

@@ -54,6 +54,7 @@ struct Accepting {
     setup: Setup,
     hello: End,
     stage: Stage,
+    flush: Vec<FlushQp>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +84,7 @@ impl Listener {
         let socket = TcpListener::bind(chosen.address).map_err(fail)?;
         socket.set_nonblocking(true).map_err(fail)?;
         let mut addr = socket.local_addr().map_err(fail)?;
+        tracing::debug!("the side channel listens on {addr} ({}): {}", chosen.name, chosen.reason);
         // The scope of an IPv6 link-local address counts on this host only; the peer uses its own.
         if let std::net::SocketAddr::V6(v6) = &mut addr {
             v6.set_flowinfo(0);
@@ -189,8 +191,9 @@ impl Listener {
                     match self.begin(&mut channel, &hello.end) {
                         Ok(setup) => {
                             let hello = hello.end;
+                            let (stage, flush) = (Stage::BringUp, Vec::new());
                             self.accepting =
-                                Some(Accepting { channel, setup, hello, stage: Stage::BringUp });
+                                Some(Accepting { channel, setup, hello, stage, flush });
                         }
                         Err(e) => {
                             refuse(&mut channel, &e);
@@ -212,8 +215,14 @@ impl Listener {
     }
 
     fn begin(&self, channel: &mut Channel, hello: &End) -> Result<Setup> {
+        // A port may have got another address since listen.
+        let rails = self
+            .rails
+            .iter()
+            .map(|rail| rail.device.use_over(Arc::clone(&rail.open), &self.transport.settings))
+            .collect::<Result<Vec<_>>>()?;
         // The connector chose the entries by the handle. Whatever device is used instead has one port.
-        let stride = fifo::stride(self.rails.len());
+        let stride = fifo::stride(rails.len());
         if usize::from(hello.stride) != stride {
             return Err(Error::remote(format!(
                 "credit entries of {} bytes; {stride} are right",
@@ -221,7 +230,7 @@ impl Listener {
             )));
         }
         let subnets = hello.rails.iter().map(Subnet::of_wire).collect::<Option<Vec<_>>>();
-        let rails = self.transport.rails_in_reach(self.rails.clone(), &subnets.unwrap_or_default());
+        let rails = self.transport.rails_in_reach(rails, &subnets.unwrap_or_default());
         let sizes = Sizes {
             send: CREDIT_DEPTH,
             counted: 0,
@@ -269,38 +278,51 @@ impl Listener {
         }
         if accepting.stage == Stage::AwaitReady {
             accepting.channel.flush()?;
-            match accepting.channel.receive()? {
-                None => {}
-                Some(Message::Ready) => return self.finish(accepting).map(Some),
-                Some(other) => return Err(Error::remote(format!("unexpected message {other:?}"))),
+            if self.prepare_flush(&mut accepting)? {
+                match accepting.channel.receive()? {
+                    None => {}
+                    Some(Message::Ready) => return self.finish(accepting).map(Some),
+                    Some(other) => {
+                        return Err(Error::remote(format!("unexpected message {other:?}")));
+                    }
+                }
             }
         }
         self.accepting = Some(accepting);
         Ok(None)
     }
 
-    fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
-        let Accepting { channel, setup, hello, .. } = accepting;
+    /// Makes the queue pairs for flushes where they are wanted; whether all are there.
+    fn prepare_flush(&self, accepting: &mut Accepting) -> Result<bool> {
         let settings = &self.transport.settings;
+        let Accepting { setup, flush, .. } = accepting;
+        let wanted = |rail: &Rail| match settings.flush {
+            _ if settings.gdr_flush_disable => false,
+            FlushPolicy::Always => true,
+            FlushPolicy::Never => false,
+            FlushPolicy::Auto => rail.device.peer_memory || rail.device.dmabuf,
+        };
+        let rails: Vec<_> =
+            (0..setup.rails.len()).filter(|index| wanted(&setup.rails[*index])).collect();
+        while let Some(&index) = rails.get(flush.len()) {
+            let made = setup.attempt(settings, |setup| {
+                FlushQp::new(&setup.rails[index], index, &setup.cqs[index], &self.transport)
+            })?;
+            let Some(made) = made else { return Ok(false) };
+            flush.push(made);
+        }
+        Ok(true)
+    }
+
+    fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
+        let Accepting { channel, setup, hello, flush, .. } = accepting;
         let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
         let mut parts = setup.into_parts(hello.rails.len());
         let mut queues = parts.queues();
-        let mut flush: Vec<FlushQp> = Vec::new();
-        for (index, rail) in parts.rails.iter().enumerate() {
-            let wanted = match settings.flush {
-                _ if settings.gdr_flush_disable => false,
-                FlushPolicy::Always => true,
-                FlushPolicy::Never => false,
-                FlushPolicy::Auto => rail.device.peer_memory || rail.device.dmabuf,
-            };
-            if wanted {
-                flush.push(FlushQp::new(rail, index, &parts.cqs[index], &self.transport)?);
-            }
-        }
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
-        let failover = (settings.port_failover && hello.failover)
+        let failover = (self.transport.settings.port_failover && hello.failover)
             .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer.mail))
             .flatten();
         let route = recv::Route {

@@ -34,7 +34,7 @@ pub mod subnet;
 pub mod wire;
 
 use crate::config::{RegFallback, Settings};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host;
 use crate::host::sysfs::Sysfs;
 use crate::memory::Gate;
@@ -45,7 +45,6 @@ use crate::memory::diagnosis::{Direction, Machine, Reporter};
 use crate::memory::inventory;
 use crate::memory::region::Regions;
 use crate::verbs::Verbs;
-use address::PortAddress;
 use channel::Channel;
 use comm::Peer;
 use copies::Spare;
@@ -90,16 +89,20 @@ impl Transport {
     /// Loads the verbs library and finds the devices.
     ///
     /// # Errors
-    /// The library cannot be used, or cannot list devices.
+    /// The settings turn the plugin off, the library cannot be used, or it cannot list devices.
     pub fn start(settings: Settings) -> Result<Arc<Self>> {
+        if settings.disabled() {
+            return Err(Error::usage(
+                "NCCL_IB_DISABLE=1 turns pinrail off too; NCCL_NET=pinrail would override it",
+            ));
+        }
         if let Err(e) = host::limits::raise_nofile() {
             tracing::info!("RLIMIT_NOFILE stays as it is: {e}");
         }
         inventory::configure(&settings.inventory);
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
         let fork = Fork::prepare(&verbs, &settings);
-        let ports =
-            if settings.disabled() { Vec::new() } else { device::discover(&verbs, &settings)? };
+        let ports = device::discover(&verbs, &settings)?;
         let failures = Failures::from_settings(&settings);
         let events = Events::new(events::Policy {
             return_fatal: settings.return_async_events,
@@ -136,11 +139,7 @@ impl Transport {
             .map(|p| format!("{} {} Mb/s", p.port.label, p.speed))
             .collect();
         let library = self.verbs.path().display();
-        if self.settings.disabled() {
-            tracing::warn!(
-                "NCCL_IB_DISABLE=1 turns pinrail off too; NCCL_NET=pinrail would override it"
-            );
-        } else if names.is_empty() {
+        if names.is_empty() {
             tracing::info!("no usable RDMA port on this host ({library})");
         } else {
             tracing::info!("using {} through {library}", names.join(", "));
@@ -177,8 +176,7 @@ impl Transport {
             .into_iter()
             .map(|device| {
                 let open = device.open(&self.verbs)?;
-                let address = PortAddress::of(&open.context, &device.port, &self.settings)?;
-                Ok(Rail { device, open, address })
+                device.use_over(open, &self.settings)
             })
             .collect()
     }

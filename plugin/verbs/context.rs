@@ -3,9 +3,11 @@
 use super::errno;
 use super::library::Verbs;
 use super::log_destroy;
-use super::sys::{ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+use super::sys::{
+    PortAttrEx, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr, verbs_context,
+};
 use crate::error::{Error, Result};
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -95,6 +97,8 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
+
 /// What the plugin uses of `ibv_port_attr`.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "named as in ibv_query_port(3)")]
@@ -106,7 +110,7 @@ pub struct PortAttr {
     pub max_msg_sz: u32,
     pub lid: u16,
     pub active_width: u8,
-    pub active_speed: u8,
+    pub active_speed: u32,
     pub link_layer: u8,
     /// `IBV_QPF_GRH_REQUIRED` is bit 0.
     pub flags: u8,
@@ -147,10 +151,16 @@ impl Context {
     /// # Errors
     /// The verb fails, for instance because there is no such port.
     pub fn query_port(&self, port: u8) -> Result<PortAttr> {
-        let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
-        // SAFETY: the context is open. The exported symbol writes the short (48-byte) form, which this struct begins
-        // with; the zeroes behind it are valid values.
-        let rc = unsafe { (self.verbs.query_port)(self.raw(), port, attr.as_mut_ptr()) };
+        let mut attr = MaybeUninit::<PortAttrEx>::zeroed();
+        let rc = match self.extended_query_port() {
+            // SAFETY: the context is open, and the library fills as many bytes as it is told are there.
+            Some(query) => unsafe {
+                query(self.raw(), port, attr.as_mut_ptr().cast(), size_of::<PortAttrEx>())
+            },
+            // SAFETY: the context is open. The exported symbol writes the short (48-byte) form, which this struct begins
+            // with; the zeroes behind it are valid values.
+            None => unsafe { (self.verbs.query_port)(self.raw(), port, attr.as_mut_ptr().cast()) },
+        };
         if rc != 0 {
             return Err(Error::verb(
                 "ibv_query_port",
@@ -159,7 +169,7 @@ impl Context {
             ));
         }
         // SAFETY: plain integers, zeroed and then filled.
-        let attr = unsafe { attr.assume_init() };
+        let PortAttrEx { base: attr, active_speed_ex } = unsafe { attr.assume_init() };
         Ok(PortAttr {
             state: attr.state,
             active_mtu: attr.active_mtu,
@@ -168,10 +178,36 @@ impl Context {
             max_msg_sz: attr.max_msg_sz,
             lid: attr.lid,
             active_width: attr.active_width,
-            active_speed: attr.active_speed,
+            active_speed: if active_speed_ex == 0 {
+                attr.active_speed.into()
+            } else {
+                active_speed_ex
+            },
             link_layer: attr.link_layer,
             flags: attr.flags,
         })
+    }
+
+    /// The variant of `ibv_query_port` that knows the length of its structure, where the library put one into its context.
+    fn extended_query_port(&self) -> Option<QueryPort> {
+        let offset = std::mem::offset_of!(verbs_context, context);
+        // SAFETY: an open context of the library, which says with this word that it is the end of a `verbs_context`.
+        let outer = unsafe {
+            if (*self.raw()).abi_compat.addr() != usize::MAX {
+                return None;
+            }
+            self.raw().cast::<u8>().sub(offset).cast::<verbs_context>()
+        };
+        // Members are added in front, and `sz` says how many bytes there are.
+        // SAFETY: `sz` lies directly before the context in every version; `query_port` is there if `sz` reaches it.
+        unsafe {
+            if (*outer).sz
+                < size_of::<verbs_context>() - std::mem::offset_of!(verbs_context, query_port)
+            {
+                return None;
+            }
+            (*outer).query_port
+        }
     }
 
     /// Entry `index` of the GID table of `port`, in network order.

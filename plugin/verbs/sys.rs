@@ -8,7 +8,8 @@
 pub use rdma_sys::{
     ibv_ah_attr, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_ece, ibv_gid, ibv_mr,
     ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
-    ibv_send_wr, ibv_sge, ibv_srq, ibv_wc, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
+    ibv_send_wr, ibv_sge, ibv_srq, ibv_wc, imm_data_invalidated_rkey_union_t, rdma_t,
+    verbs_context, wr_t,
 };
 use std::ffi::{c_int, c_uint};
 
@@ -38,6 +39,19 @@ pub union AsyncElement {
     pub port_num: c_int,
 }
 
+/// `struct ibv_port_attr` with what newer libraries write behind it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "PortAttr is the readable form")]
+pub struct PortAttrEx {
+    /// What older libraries know.
+    pub base: ibv_port_attr,
+    /// Speed of a lane, which the byte in `base` cannot hold from XDR on; 0 where the library does not say.
+    pub active_speed_ex: u32,
+}
+
+const _: () = assert!(std::mem::offset_of!(PortAttrEx, active_speed_ex) == 52);
+const _: () = assert!(size_of::<PortAttrEx>() == 56);
 const _: () = assert!(size_of::<ibv_async_event>() == 16);
 const _: () = assert!(size_of::<ibv_wc>() == 48);
 const _: () = assert!(size_of::<ibv_send_wr>() == 128);

@@ -21,6 +21,7 @@ pub(super) struct Reroute {
     resolved: Box<[bool]>,
     /// Answers that are not complete.
     kept: [Option<Box<Forming>>; SLOTS],
+    #[expect(clippy::vec_box, reason = "boxes change places, with nothing copied")]
     spare: Vec<Box<Forming>>,
     again: VecDeque<(Part, Cursor)>,
     /// Lanes may have been stopped, or parts wait to be sent again.
