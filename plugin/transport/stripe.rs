@@ -88,11 +88,13 @@ impl Stripes {
     }
 
     /// Lanes that one message may use.
+    #[inline]
     pub fn width(&self) -> u32 {
         self.width
     }
 
     /// Lanes that messages use in all.
+    #[inline]
     pub fn lanes(&self) -> usize {
         self.lanes as usize
     }
@@ -102,45 +104,61 @@ impl Stripes {
         self.upto.is_some()
     }
 
-    /// The weights of the group of lanes that begins at lane `first`, where lanes differ.
-    fn group(&self, first: usize) -> Option<&[u32]> {
-        self.upto.as_ref()?.get(first..first + self.width as usize)
-    }
-
     /// Parts that a member of `len` bytes needs over the group of lanes that begins at lane `first`; at least one.
+    #[inline]
     pub fn parts(&self, len: u32, first: usize) -> u32 {
-        match self.group(first) {
+        match &self.upto {
             None => parts(len, self.width),
-            Some(_) if len <= CHUNK => 1,
-            Some(upto) => {
-                let before = upto.iter().take_while(|sum| cut(len, **sum, upto) < len).count();
-                u32::try_from(before + 1).unwrap_or(self.width).min(self.width)
-            }
+            Some(upto) => self.weighted_parts(len, first, upto),
         }
     }
 
     /// The range of a member of `len` bytes that goes in part `part`: (offset, bytes), zero bytes when it gets none.
+    #[inline]
     pub fn range(&self, len: u32, first: usize, part: u32) -> (u32, u32) {
-        let Some(upto) = self.group(first) else { return range(len, self.width, part) };
+        match &self.upto {
+            None => range(len, self.width, part),
+            Some(upto) => self.weighted_range(len, first, part, upto),
+        }
+    }
+
+    /// Bytes of the longest part of a member of `len` bytes.
+    #[inline]
+    pub fn longest(&self, len: u32, first: usize) -> u32 {
+        match &self.upto {
+            None => range(len, self.width, 0).1,
+            Some(upto) => {
+                let bytes = |part| self.weighted_range(len, first, part, upto).1;
+                (0..self.width).map(bytes).max().unwrap_or(len)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn weighted_parts(&self, len: u32, first: usize, upto: &[u32]) -> u32 {
+        if len <= CHUNK {
+            return 1;
+        }
+        let upto = self.group(first, upto);
+        let before = upto.iter().take_while(|sum| cut(len, **sum, upto) < len).count();
+        u32::try_from(before + 1).unwrap_or(self.width).min(self.width)
+    }
+
+    #[inline(never)]
+    fn weighted_range(&self, len: u32, first: usize, part: u32, upto: &[u32]) -> (u32, u32) {
         // A short member goes whole in the first part.
         if len <= CHUNK {
             return if part == 0 { (0, len) } else { (len, 0) };
         }
-        let part = part as usize;
-        let from = match part.checked_sub(1) {
-            None => 0,
-            Some(before) => upto.get(before).map_or(len, |sum| cut(len, *sum, upto)),
-        };
-        let to = upto.get(part).map_or(len, |sum| cut(len, *sum, upto));
-        (from, to - from)
+        let (upto, part) = (self.group(first, upto), part as usize);
+        let end = |part: usize| upto.get(part).map_or(len, |sum| cut(len, *sum, upto));
+        let from = part.checked_sub(1).map_or(0, end);
+        (from, end(part) - from)
     }
 
-    /// Bytes of the longest part of a member of `len` bytes.
-    pub fn longest(&self, len: u32, first: usize) -> u32 {
-        match self.group(first) {
-            None => range(len, self.width, 0).1,
-            Some(_) => (0..self.width).map(|p| self.range(len, first, p).1).max().unwrap_or(len),
-        }
+    /// The weights of the group of lanes that begins at lane `first`.
+    fn group<'a>(&self, first: usize, upto: &'a [u32]) -> &'a [u32] {
+        upto.get(first..first + self.width as usize).unwrap_or_default()
     }
 }
 
