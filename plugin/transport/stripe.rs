@@ -16,16 +16,16 @@ pub fn chunk(len: u32, width: u32) -> u32 {
     len.div_ceil(width).checked_next_multiple_of(CHUNK).unwrap_or(u32::MAX)
 }
 
-/// Parts that a member of `len` bytes needs over `width` lanes that are alike; at least one.
+/// Parts of `chunk` bytes that a member of `len` bytes needs; at least one.
 #[inline]
-pub fn parts(len: u32, width: u32) -> u32 {
-    if len <= CHUNK { 1 } else { len.div_ceil(chunk(len, width)) }
+pub fn parts(len: u32, chunk: u32) -> u32 {
+    if len <= CHUNK { 1 } else { len.div_ceil(chunk) }
 }
 
-/// The range of a member of `len` bytes that goes in part `part`: (offset, bytes), zero bytes when nothing is left.
+/// The range of a member of `len` bytes that goes in part `part` of `chunk` bytes: (offset, bytes), zero bytes when
+/// nothing is left.
 #[inline]
-pub fn range(len: u32, width: u32, part: u32) -> (u32, u32) {
-    let chunk = chunk(len, width);
+pub fn range(len: u32, chunk: u32, part: u32) -> (u32, u32) {
     match part.checked_mul(chunk) {
         Some(offset) if offset < len => (offset, chunk.min(len - offset)),
         _ => (len, 0),
@@ -88,11 +88,13 @@ impl Stripes {
     }
 
     /// Lanes that one message may use.
+    #[inline]
     pub fn width(&self) -> u32 {
         self.width
     }
 
     /// Lanes that messages use in all.
+    #[inline]
     pub fn lanes(&self) -> usize {
         self.lanes as usize
     }
@@ -102,51 +104,69 @@ impl Stripes {
         self.upto.is_some()
     }
 
-    /// The weights of the group of lanes that begins at lane `first`, where lanes differ.
-    fn group(&self, first: usize) -> Option<&[u32]> {
-        self.upto.as_ref()?.get(first..first + self.width as usize)
+    /// Bytes of each part of a member of `len` bytes but the last, which the calls below want; 0 where lanes differ.
+    #[inline]
+    pub fn chunk(&self, len: u32) -> u32 {
+        if self.upto.is_none() { chunk(len, self.width).max(CHUNK) } else { 0 }
     }
 
     /// Parts that a member of `len` bytes needs over the group of lanes that begins at lane `first`; at least one.
-    pub fn parts(&self, len: u32, first: usize) -> u32 {
-        match self.group(first) {
-            None => parts(len, self.width),
-            Some(_) if len <= CHUNK => 1,
-            Some(upto) => {
-                let before = upto.iter().take_while(|sum| cut(len, **sum, upto) < len).count();
-                u32::try_from(before + 1).unwrap_or(self.width).min(self.width)
-            }
-        }
+    #[inline]
+    pub fn parts(&self, len: u32, chunk: u32, first: usize) -> u32 {
+        if chunk != 0 { parts(len, chunk) } else { self.weighted_parts(len, first) }
     }
 
     /// The range of a member of `len` bytes that goes in part `part`: (offset, bytes), zero bytes when it gets none.
-    pub fn range(&self, len: u32, first: usize, part: u32) -> (u32, u32) {
-        let Some(upto) = self.group(first) else { return range(len, self.width, part) };
+    #[inline]
+    pub fn range(&self, len: u32, chunk: u32, first: usize, part: u32) -> (u32, u32) {
+        if chunk != 0 { range(len, chunk, part) } else { self.weighted_range(len, first, part) }
+    }
+
+    /// Bytes of the longest part of a member of `len` bytes.
+    #[inline]
+    pub fn longest(&self, len: u32, chunk: u32, first: usize) -> u32 {
+        if chunk != 0 { chunk.min(len) } else { self.weighted_longest(len, first) }
+    }
+
+    #[inline(never)]
+    fn weighted_parts(&self, len: u32, first: usize) -> u32 {
+        if len <= CHUNK {
+            return 1;
+        }
+        let upto = self.group(first);
+        let before = upto.iter().take_while(|sum| cut(len, **sum, upto) < len).count();
+        u32::try_from(before + 1).unwrap_or(self.width).min(self.width)
+    }
+
+    #[inline(never)]
+    fn weighted_range(&self, len: u32, first: usize, part: u32) -> (u32, u32) {
         // A short member goes whole in the first part.
         if len <= CHUNK {
             return if part == 0 { (0, len) } else { (len, 0) };
         }
-        let part = part as usize;
-        let from = match part.checked_sub(1) {
-            None => 0,
-            Some(before) => upto.get(before).map_or(len, |sum| cut(len, *sum, upto)),
-        };
-        let to = upto.get(part).map_or(len, |sum| cut(len, *sum, upto));
-        (from, to - from)
+        let (upto, part) = (self.group(first), part as usize);
+        let end = |part: usize| upto.get(part).map_or(len, |sum| cut(len, *sum, upto));
+        let from = part.checked_sub(1).map_or(0, end);
+        (from, end(part) - from)
     }
 
-    /// Bytes of the longest part of a member of `len` bytes.
-    pub fn longest(&self, len: u32, first: usize) -> u32 {
-        match self.group(first) {
-            None => range(len, self.width, 0).1,
-            Some(_) => (0..self.width).map(|p| self.range(len, first, p).1).max().unwrap_or(len),
-        }
+    #[inline(never)]
+    fn weighted_longest(&self, len: u32, first: usize) -> u32 {
+        (0..self.width).map(|part| self.weighted_range(len, first, part).1).max().unwrap_or(len)
+    }
+
+    /// The weights of the group of lanes that begins at lane `first`.
+    fn group(&self, first: usize) -> &[u32] {
+        let group = first..first + self.width as usize;
+        self.upto.as_ref().and_then(|upto| upto.get(group)).unwrap_or_default()
     }
 }
 
 impl fmt::Display for Stripes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = |part| f64::from(self.range(SHOWN, 0, part).1) / f64::from(SHOWN) * 100.0;
+        let chunk = self.chunk(SHOWN);
+        let share =
+            |part| f64::from(self.range(SHOWN, chunk, 0, part).1) / f64::from(SHOWN) * 100.0;
         let shares: Vec<_> = (0..self.width).map(|part| format!("{:.0}%", share(part))).collect();
         write!(f, "messages are cut {}", shares.join("/"))
     }
@@ -225,18 +245,19 @@ mod tests {
     proptest! {
         #[test]
         fn parts_tile_the_member(len in 0..=i32::MAX as u32, width in 1..=MAX_PARTS as u32) {
-            let count = parts(len, width);
+            let chunk = chunk(len, width).max(CHUNK);
+            let count = parts(len, chunk);
             prop_assert!(count >= 1 && count <= width);
             let mut next = 0;
             for part in 0..count {
-                let (offset, bytes) = range(len, width, part);
+                let (offset, bytes) = range(len, chunk, part);
                 prop_assert_eq!(offset, next);
                 prop_assert!(bytes > 0 || len == 0);
                 prop_assert!(part + 1 == count || bytes % CHUNK == 0);
                 next += bytes;
             }
             prop_assert_eq!(next, len);
-            prop_assert_eq!(range(len, width, count).1, 0);
+            prop_assert_eq!(range(len, chunk, count).1, 0);
         }
 
         #[test]
@@ -255,20 +276,21 @@ mod tests {
             let stripes = Stripes::new(width, lanes, &local, &remote);
             prop_assert_eq!((stripes.width() as usize, stripes.lanes()), (width, lanes));
             let first = group.index(lanes / width) * width;
-            let count = stripes.parts(len, first);
+            let chunk = stripes.chunk(len);
+            let count = stripes.parts(len, chunk, first);
             prop_assert!(count >= 1 && count as usize <= width);
             let (mut next, mut longest) = (0, 0);
             for part in 0..count {
-                let (offset, bytes) = stripes.range(len, first, part);
+                let (offset, bytes) = stripes.range(len, chunk, first, part);
                 prop_assert_eq!(offset, next);
                 prop_assert!(part + 1 == count || bytes.is_multiple_of(CHUNK));
                 next += bytes;
                 longest = longest.max(bytes);
             }
             prop_assert_eq!(next, len);
-            prop_assert_eq!(stripes.longest(len, first), longest);
+            prop_assert_eq!(stripes.longest(len, chunk, first), longest);
             for part in count..width as u32 {
-                prop_assert_eq!(stripes.range(len, first, part), (len, 0));
+                prop_assert_eq!(stripes.range(len, chunk, first, part), (len, 0));
             }
             if len <= CHUNK {
                 return Ok(());
@@ -285,7 +307,7 @@ mod tests {
             let total: f64 = (first..first + width).map(speed).sum();
             for part in 0..width {
                 let share = f64::from(len) * speed(first + part) / total;
-                let bytes = f64::from(stripes.range(len, first, part as u32).1);
+                let bytes = f64::from(stripes.range(len, chunk, first, part as u32).1);
                 // What is lost when weights become whole numbers, which 31 bits keep small.
                 let unit = f64::from(CHUNK) + 2.0 + f64::from(len) * 1e-6;
                 prop_assert!(bytes <= share + unit, "part {part}: {bytes} of {share}");
@@ -303,8 +325,9 @@ mod tests {
             let width = local.len().max(remote.len());
             let stripes = Stripes::new(width, width, &local, &remote);
             let mut next = 0;
-            for part in 0..stripes.parts(len, 0) {
-                let (offset, bytes) = stripes.range(len, 0, part);
+            let chunk = stripes.chunk(len);
+            for part in 0..stripes.parts(len, chunk, 0) {
+                let (offset, bytes) = stripes.range(len, chunk, 0, part);
                 prop_assert_eq!(offset, next);
                 next += bytes;
             }
@@ -324,7 +347,8 @@ mod tests {
     const SPEEDS: [u32; 2] = [400_000, 200_000];
 
     fn shares(stripes: &Stripes, len: u32, first: usize) -> Vec<u32> {
-        (0..stripes.width()).map(|part| stripes.range(len, first, part).1).collect()
+        let chunk = stripes.chunk(len);
+        (0..stripes.width()).map(|part| stripes.range(len, chunk, first, part).1).collect()
     }
 
     #[test]
@@ -345,9 +369,12 @@ mod tests {
         let equal = Stripes::new(4, 8, &[100_000; 4], &[100_000; 2]);
         assert!(!equal.is_weighted());
         for len in [0, 1, 128, 129, 600, 1000, 65_537] {
-            assert_eq!(equal.parts(len, 4), parts(len, 4));
+            let chunk = equal.chunk(len);
+            assert_eq!(chunk, len.div_ceil(4).next_multiple_of(CHUNK).max(CHUNK));
+            assert_eq!(equal.parts(len, chunk, 4), len.div_ceil(chunk).max(1));
             for part in 0..4 {
-                assert_eq!(equal.range(len, 4, part), range(len, 4, part));
+                let bytes = len.saturating_sub(part * chunk).min(chunk);
+                assert_eq!(equal.range(len, chunk, 4, part).1, bytes);
             }
         }
         // Nothing is known of the peer's speeds: they do not matter.

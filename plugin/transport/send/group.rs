@@ -28,13 +28,22 @@ pub(super) struct Member {
     pub(super) request: u16,
     pub(super) addr: u64,
     pub(super) len: u32,
+    /// How it is cut, see [`crate::transport::stripe::Stripes::chunk`].
+    pub(super) chunk: u32,
     pub(super) lkeys: [u32; MAX_RAILS],
     pub(super) remote: u64,
     pub(super) rkeys: [u32; MAX_RAILS],
 }
 
-pub(super) const NO_MEMBER: Member =
-    Member { request: 0, addr: 0, len: 0, lkeys: [0; MAX_RAILS], remote: 0, rkeys: [0; MAX_RAILS] };
+pub(super) const NO_MEMBER: Member = Member {
+    request: 0,
+    addr: 0,
+    len: 0,
+    chunk: 0,
+    lkeys: [0; MAX_RAILS],
+    remote: 0,
+    rkeys: [0; MAX_RAILS],
+};
 
 /// The receive at the head of the FIFO while its members are being matched and posted.
 #[derive(Debug)]
@@ -195,8 +204,15 @@ impl SendComm {
         }
         forming.matched[member] = true;
         forming.left -= 1;
-        forming.list[member] =
-            Member { request: index, addr, len, lkeys, remote: credit.addr, rkeys: credit.rkeys };
+        forming.list[member] = Member {
+            request: index,
+            addr,
+            len,
+            chunk: self.route.stripes.chunk(len),
+            lkeys,
+            remote: credit.addr,
+            rkeys: credit.rkeys,
+        };
         forming.sources[member] = bounced;
         self.simple_limit = 0;
         if forming.left == 0 {
@@ -211,8 +227,8 @@ impl SendComm {
         let list = &forming.list[..forming.members];
         let (stripes, first) = (&self.route.stripes, self.lane);
         let longest = list.iter().map(|m| m.len).max().unwrap_or(0);
-        let parts = list.iter().map(|m| stripes.parts(m.len, first)).max().unwrap_or(1);
-        let share = stripes.longest(longest, first);
+        let parts = list.iter().map(|m| stripes.parts(m.len, m.chunk, first)).max().unwrap_or(1);
+        let share = list.iter().map(|m| stripes.longest(m.len, m.chunk, first)).max().unwrap_or(0);
         let adaptive = self.route.adaptive_threshold.is_some_and(|t| longest > t);
         let copied = forming.sources.iter().any(Option::is_some);
         let most = most_at_once(self.route.max_message, copied);
@@ -356,7 +372,7 @@ impl SendComm {
             // The next piece of data of this part, if any is left.
             let piece = loop {
                 let Some(m) = self.forming.list[..members].get(cursor.member) else { break None };
-                let (base, share) = self.route.stripes.range(m.len, begin, cursor.part);
+                let (base, share) = self.route.stripes.range(m.len, m.chunk, begin, cursor.part);
                 if cursor.offset < share {
                     let copied = self.forming.sources[cursor.member].is_some();
                     let bytes = (share - cursor.offset).min(most_at_once(max_message, copied));
