@@ -224,6 +224,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("NCCL_IB_MQP_RETRY_CNT", "5", "5"),
     ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7", "7"),
     ("NCCL_IB_WARN_RAIL_LOCAL", "1", "1"),
+    ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", "1"),
     ("NCCL_IB_SUBNET_AWARE_ROUTING", "1", "1"),
     ("NCCL_IB_SUBNET_PREFIX_LEN", "16", "16"),
     ("NCCL_SOCKET_IFNAME", "^docker,lo", "^docker,lo"),
