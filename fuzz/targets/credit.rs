@@ -9,7 +9,7 @@ use nccl_net_pinrail::transport::fifo::{
     Credit, CreditFifo, Front, MEMBERS, SLOTS, SizeRecords, grid_and_records,
     grid_and_records_bytes, stride,
 };
-use nccl_net_pinrail::transport::stripe::{self, Imm, MAX_PARTS};
+use nccl_net_pinrail::transport::stripe::{Imm, MAX_PARTS, Stripes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -101,11 +101,15 @@ fuzz_target!(
         // A send is cut to what was advertised; whatever that was, the parts tile it and can be counted.
         let width = u32::from(width) % MAX_PARTS as u32 + 1;
         let len = read.map_or(sequence, |credit| credit.len).min(i32::MAX as u32);
-        let count = stripe::parts(len, width);
+        // Ports of three speeds that the sequence chooses.
+        let speeds = [1 + (sequence & 0xff), 1 + (sequence >> 8 & 0xff), 1 + (sequence >> 16 & 0xff)];
+        let stripes = Stripes::new(width as usize, width as usize, &speeds, &[0; 5]);
+        let chunk = stripes.chunk(len);
+        let count = stripes.parts(len, chunk, 0);
         assert!((1..=width).contains(&count));
         let mut next = 0;
         for part in 0..count {
-            let (offset, bytes) = stripe::range(len, width, part);
+            let (offset, bytes) = stripes.range(len, chunk, 0, part);
             assert_eq!(offset, next);
             next += bytes;
         }
