@@ -1,11 +1,13 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::abi::*;
 use crate::env::settings;
+use crate::inject;
 use crate::objects::{CHANNELS, CONTEXTS, CQS, MRS, PDS, QPS, SRQS};
+use crate::process::Process;
 
 fn hold() -> &'static AtomicBool {
     static HOLD: OnceLock<AtomicBool> = OnceLock::new();
@@ -68,23 +70,31 @@ pub fn set_failure(errno: i32) -> Result<(), i32> {
     Ok(())
 }
 
+/// This process as a peer, if the device is open here.
+fn open_device(device: usize) -> Result<Arc<Process>, i32> {
+    let context = CONTEXTS.all().into_iter().find(|c| c.device.index == device);
+    context.map(|c| Arc::clone(&c.process)).ok_or(libc::ENODEV)
+}
+
 /// Takes a port of a device of this process down or up and raises the event on its contexts.
 pub fn set_port(device: usize, port: u8, up: bool) -> Result<(), i32> {
-    let contexts: Vec<_> =
-        CONTEXTS.all().into_iter().filter(|c| c.device.index == device).collect();
-    let first = contexts.first().ok_or(libc::ENODEV)?;
-    let slot = first.device.port_slot(port, first.process.region.header()).ok_or(libc::EINVAL)?;
-    let state = if up { PORT_ACTIVE } else { PORT_DOWN };
-    if slot.state.swap(state, Ordering::SeqCst) == state {
-        return Ok(());
-    }
-    let event = if up { EVENT_PORT_ACTIVE } else { EVENT_PORT_ERR };
-    for context in &contexts {
-        context.raise(event, u32::from(port), 0);
-    }
+    inject::port(open_device(device)?.own(), device, port, up)?;
     if up {
         crate::post::drain_all();
     }
+    Ok(())
+}
+
+/// Changes an entry of a GID table and raises the event.
+pub fn set_gid(device: usize, port: u8, index: u8, gid: Gid) -> Result<(), i32> {
+    inject::gid(open_device(device)?.own(), device, port, index, gid)
+}
+
+/// Lets a device of this process die.
+pub fn device_fatal(device: usize) -> Result<(), i32> {
+    let process = open_device(device)?;
+    inject::device_fatal(&process, process.own(), device)?;
+    crate::post::drain_all();
     Ok(())
 }
 

@@ -153,11 +153,20 @@ impl Device {
     }
 
     /// A GID table entry.
-    pub fn gid(&self, port: u8, index: usize) -> Option<GidSetting> {
-        if port == 0 || port > settings().ports() {
-            return None;
+    pub fn gid(&self, port: u8, index: usize, header: &Header) -> Option<GidSetting> {
+        self.gids(port, header)?.get(index).copied()
+    }
+
+    /// The GID table of a port, as it is now.
+    pub fn gids(&self, port: u8, header: &Header) -> Option<Vec<GidSetting>> {
+        let slot = self.port_slot(port, header)?;
+        let mut table = settings().port_gids(self.index, port);
+        for (entry, words) in table.iter_mut().zip(&slot.gid) {
+            let halves = [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)];
+            entry.gid.raw[..8].copy_from_slice(&halves[0].to_ne_bytes());
+            entry.gid.raw[8..].copy_from_slice(&halves[1].to_ne_bytes());
         }
-        settings().port_gids(self.index, port).get(index).copied()
+        Some(table)
     }
 
     /// Port speed in units of 100 Mb/s.
@@ -185,16 +194,34 @@ impl Device {
     }
 }
 
+/// The device names that a region publishes.
+pub fn names(header: &Header) -> Vec<String> {
+    let name = |words: &[std::sync::atomic::AtomicU64]| {
+        let bytes: Vec<u8> =
+            words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        let text: Vec<u8> = bytes.into_iter().take_while(|b| *b != 0).collect();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    header.names.iter().map(|words| name(words)).take_while(|name| !name.is_empty()).collect()
+}
+
 /// The two native words that a GID occupies in a port slot.
 pub fn gid_words(gid: &Gid) -> [u64; 2] {
     let half = |o: usize| u64::from_ne_bytes(std::array::from_fn(|i| gid.raw[o + i]));
     [half(0), half(8)]
 }
 
-/// Writes the state of all ports into a fresh region.
-pub fn publish_ports(header: &Header) {
+/// Writes the names of all devices and the state of all ports into a fresh region.
+pub fn publish(header: &Header) {
     let s = settings();
     for device in devices() {
+        for (word, bytes) in
+            header.names[device.index].iter().zip(device.name().as_bytes().chunks(8))
+        {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
         for port in 1..=s.ports() {
             let Some(slot) = device.port_slot(port, header) else { continue };
             let gids = s.port_gids(device.index, port);

@@ -13,6 +13,7 @@ pub mod control;
 pub mod data;
 pub mod devices;
 pub mod events;
+pub mod faults;
 pub mod ledger;
 pub mod legacy;
 pub mod memory;
