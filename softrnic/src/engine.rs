@@ -146,11 +146,27 @@ impl Qp {
         if gates != 0 || wqe.fate.is_some() {
             return self.run_watched(sq, wqe, local, &target, connection);
         }
-        self.attempt(sq, wqe, local, &target, connection, Part::Rest(0))
+        self.perform(sq, wqe, local, &target, connection, Part::Rest(0))
     }
 
     /// Performs a part of the request, if the path is open.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn attempt(
+        &self,
+        sq: &mut Sq,
+        wqe: &Wqe,
+        local: &mut Segs,
+        target: &Target<'_>,
+        to: &Connection,
+        part: Part,
+    ) -> Verdict {
+        self.perform(sq, wqe, local, target, to, part)
+    }
+
+    /// The code of `attempt`, once for it and once for whole requests, where all about parts folds away.
+    #[inline(always)]
+    fn perform(
         &self,
         sq: &mut Sq,
         wqe: &Wqe,
@@ -174,6 +190,7 @@ impl Qp {
     }
 
     /// The target's part, under its responder lock.
+    #[inline(always)]
     fn serve(
         &self,
         sq: &mut Sq,
