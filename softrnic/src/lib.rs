@@ -11,6 +11,7 @@ pub mod assist;
 pub mod capi;
 pub mod channel;
 pub mod clock;
+pub mod command;
 pub mod context;
 pub mod control;
 pub mod cq;

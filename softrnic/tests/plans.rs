@@ -131,10 +131,10 @@ fn every_mistake_is_named_with_its_line_and_remedy() {
         ("-> shuffle at=end", "at with shuffle", "leave at out"),
         ("-> shuffle=0", "shuffle=0", "1 to 1G"),
         ("-> corrupt=0", "corrupt=0", "1 to"),
-        ("op=send -> shuffle", "does not fit an opcode", "op=write,write-imm"),
+        ("op=send,write -> shuffle", "does not fit op=send", "op=write,write-imm"),
         (
             "op=cmp-swap -> corrupt",
-            "does not fit an opcode",
+            "does not fit op=cmp-swap",
             "op=write,write-imm,send,send-imm,read",
         ),
         ("side=remote -> behind=1", "behind with side=remote", "plan of the sender"),
@@ -147,6 +147,8 @@ fn every_mistake_is_named_with_its_line_and_remedy() {
         ("op=reg-mr qp=1 -> fail=ENOMEM", "a registration and something else", "op=reg-mr"),
         ("op=reg-mr -> fail=EWHAT", "fail=EWHAT is not a number", "ENOMEM"),
         ("seed=many", "seed=many is not a number", "seed=5"),
+        ("-> \u{7}drop", "no action", "write one of"),
+        ("op=\u{1b}[31mread -> drop", "op=\\u{1b}[31mread is unknown", "write, write-imm"),
     ] {
         let text = format!("# first\n{rule}\n-> drop\n");
         let why = Plan::parse(&text, &devices()).expect_err(rule);

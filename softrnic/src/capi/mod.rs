@@ -9,6 +9,7 @@
 //! manual pages demand; object handles may have any value.
 #![allow(clippy::missing_safety_doc)] // Stated once, above.
 
+pub mod command;
 pub mod control;
 pub mod data;
 pub mod devices;

@@ -118,9 +118,9 @@ impl Qp {
             ..facts
         };
         // Both sides count, whatever the other says; the sender's rules come first.
-        let ours = table::examine(process, &process.region, &facts).map(|f| (Side::Local, f));
-        let theirs =
-            table::examine(process, &target.peer.region, &there).map(|f| (Side::Remote, f));
+        let ours = table::examine(process, &process.region, &facts, true).map(|f| (Side::Local, f));
+        let theirs = table::examine(process, &target.peer.region, &there, ours.is_none())
+            .map(|f| (Side::Remote, f));
         let firing = ours.or(theirs);
         if let Some((_, f)) = &firing {
             trace::add(What::Fault, self.ordinal, wqe.counter, u64::from(f.rule), f.time);

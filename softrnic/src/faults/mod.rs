@@ -82,7 +82,7 @@ pub fn registration(process: &Arc<Process>, device: usize, bytes: u64) -> Option
         op: REG_MR,
         bytes,
     };
-    let firing = table::examine(process, &process.region, &facts)?;
+    let firing = table::examine(process, &process.region, &facts, true)?;
     match firing.action {
         rule::Action::Fail { errno } => Some(i32::from(errno)),
         _ => None,

@@ -88,13 +88,29 @@ fn wrong<T>(what: impl Into<String>, remedy: impl Into<String>) -> Result<T, Wro
     Err((what.into(), remedy.into()))
 }
 
+/// One line of bearable length, whatever a word of the plan holds.
+fn printable(text: &str) -> String {
+    let mut line = String::new();
+    for c in text.chars() {
+        if line.len() >= 400 {
+            return line + "...";
+        }
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
 impl Plan {
     /// Reads a plan for a process with these devices.
     pub fn parse(text: &str, devices: &[String]) -> Result<Self, Invalid> {
         let mut plan = Self::default();
         for (index, line) in text.lines().enumerate() {
             let line = code(line);
-            let at = |(what, remedy)| Invalid { line: index + 1, what, remedy };
+            let at = |(what, remedy): Wrong| Invalid {
+                line: index + 1,
+                what: printable(&what),
+                remedy: printable(&remedy),
+            };
             if line.is_empty() {
                 continue;
             }
@@ -442,10 +458,12 @@ fn fit(rule: &mut Rule, named: bool) -> Result<(), Wrong> {
         _ => REQUESTS,
     };
     if named && when.ops & !knows != 0 {
-        let names: Vec<&str> =
-            (0..7).filter(|i| knows & 1 << i != 0).map(|i| OPS[i as usize]).collect();
-        let remedy = format!("this action knows op={}", names.join(","));
-        return wrong("the action does not fit an opcode", remedy);
+        let names = |bits: u8| {
+            let names = OPS.iter().enumerate().filter(|(i, _)| bits & 1 << i != 0);
+            names.map(|(_, name)| *name).collect::<Vec<_>>().join(",")
+        };
+        let what = format!("the action does not fit op={}", names(when.ops & !knows));
+        return wrong(what, format!("it knows op={}", names(knows)));
     }
     when.ops &= knows;
     if matches!(action, Action::Behind { .. }) && when.side == Side::Remote {

@@ -118,8 +118,9 @@ pub fn list(us: &Process, region: &Region) -> Vec<Counted> {
     table.rules[..length(table)].iter().filter_map(counted).collect()
 }
 
-/// Shows a request to the rules of a region. All that cover it count it; the first that picks it fires.
-pub fn examine(us: &Process, region: &Region, facts: &Facts) -> Option<Firing> {
+/// Shows a request to the rules of a region. All that cover it count it; the first that picks it fires, unless another
+/// region's rule has fired for it.
+pub fn examine(us: &Process, region: &Region, facts: &Facts, fires: bool) -> Option<Firing> {
     if region.header().gate.load(Ordering::SeqCst) & RULES == 0 {
         return None;
     }
@@ -142,7 +143,7 @@ pub fn examine(us: &Process, region: &Region, facts: &Facts) -> Option<Firing> {
             && fired < rule.when.times
             && now.saturating_sub(began) >= rule.when.quiet_ns
             && (rule.when.p >= 1.0 || rng.chance(rule.when.p));
-        if picked && firing.is_none() {
+        if fires && picked && firing.is_none() {
             slot.fired.store(fired + 1, Ordering::Relaxed);
             let (action, stage) = (rule.action, rule.stage);
             firing = Some(Firing { rule: index, time: fired + 1, action, stage, rng });
