@@ -130,3 +130,23 @@ void rnic_port(const char *device, bool up)
     int (*port)(const char *, int, int) = (int (*)(const char *, int, int))entry("softrnic_port");
     CHECK_EQ(port(device, 1, up), 0);
 }
+
+void rnic_faults(const char *plan)
+{
+    int (*set)(const char *) = (int (*)(const char *))entry("softrnic_faults");
+    CHECK_EQ(set(plan), 0);
+}
+
+uint64_t rnic_fault_fired(unsigned rule)
+{
+    uint64_t (*fired)(unsigned) = (uint64_t(*)(unsigned))entry("softrnic_fault_fired");
+    uint64_t times = fired(rule);
+    if (times == UINT64_MAX) FAIL("there is no fault rule %u", rule);
+    return times;
+}
+
+void rnic_trace_print(unsigned events)
+{
+    void (*print)(unsigned) = (void (*)(unsigned))entry("softrnic_trace_print");
+    print(events);
+}
