@@ -92,6 +92,26 @@ fn words_mean_what_the_manual_says() {
 }
 
 #[test]
+fn the_manual_has_every_name_and_its_plan_is_one() {
+    use softrnic::faults::parse::STATUSES;
+    let readme = include_str!("../README.md");
+    for name in OPS.iter().chain(&STATUSES[1..]).chain(&STAGES[1..]) {
+        assert!(readme.contains(&format!("`{name}`")), "README.md lacks {name}");
+    }
+    let block = readme.split("```").find(|block| block.starts_with("\nseed=")).expect("a plan");
+    let plan = Plan::parse(block, &devices()).expect("the plan of the manual");
+    assert_eq!((plan.seed, plan.rules.len()), (Some(7), 5));
+    // The first column of the table of actions, and what the error message offers.
+    let table = readme.split("| action | what happens |").nth(1).expect("a table");
+    let rows = table.split("\n\n").next().expect("an end").lines().skip(2);
+    let wrong = Plan::parse("-> nothing", &devices()).expect_err("no action");
+    for row in rows {
+        let name = row.split(['`', '=']).nth(1).expect("a name");
+        assert!(wrong.remedy.contains(name), "{name} is not in: {}", wrong.remedy);
+    }
+}
+
+#[test]
 fn every_mistake_is_named_with_its_line_and_remedy() {
     for (rule, what, remedy) in [
         ("op=write drop", "no -> in the rule", "write matchers -> action"),
