@@ -12,7 +12,7 @@
 
 #include "pair.h"
 
-enum { PORT_AT = 12, CHECKED = 56 }; /* docs/protocol.md */
+enum { PORT_AT = 12, CHECKSUM = 48, SUBNETS = 64 }; /* docs/protocol.md */
 
 static int get_port(const char *handle)
 {
@@ -25,8 +25,9 @@ static void set_port(char *handle, int port)
     uint64_t sum = 0xcbf29ce484222325u;
     handle[PORT_AT] = (char)port;
     handle[PORT_AT + 1] = (char)(port >> 8);
-    for (int i = 0; i < CHECKED; i++) sum = (sum ^ (uint8_t)handle[i]) * 0x100000001b3u;
-    memcpy(handle + CHECKED, &sum, sizeof sum);
+    for (int i = 0; i < NCCL_NET_HANDLE_MAXSIZE; i++)
+        if (i < CHECKSUM || i >= SUBNETS) sum = (sum ^ (uint8_t)handle[i]) * 0x100000001b3u;
+    memcpy(handle + CHECKSUM, &sum, sizeof sum);
 }
 
 /* A socket of this host's loopback with a port; while nobody listens on it, connecting is refused. */

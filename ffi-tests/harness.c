@@ -20,6 +20,7 @@ enum { CASE_SECONDS = 90 };
 static const char *volatile where_file = "start";
 static volatile int where_line;
 const char *ffi_process_name = "main";
+void (*ffi_last_words)(void);
 
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
@@ -39,6 +40,9 @@ void ffi_fail(const char *file, int line, const char *fmt, ...)
     dprintf(STDERR_FILENO, "FAIL [%s] %s:%d: %s\n", ffi_process_name, file, line, text);
     if (strcmp(file, where_file) != 0 || line != where_line)
         dprintf(STDERR_FILENO, "  last step: %s:%d\n", where_file, where_line);
+    void (*last_words)(void) = ffi_last_words;
+    ffi_last_words = NULL; /* they may fail too */
+    if (last_words) last_words();
     _exit(1);
 }
 

@@ -34,6 +34,8 @@ __attribute__((noreturn, format(printf, 3, 4))) void ffi_fail(const char *file, 
 /* Remembers where the test is, for the deadline's message and for failures inside a shared helper. */
 void ffi_at(const char *file, int line);
 const char *ffi_result_name(ncclResult_t result);
+/* Called, if set, before a process ends by a failed check: for what only this process can still say. */
+extern void (*ffi_last_words)(void);
 
 #define HERE() ffi_at(__FILE__, __LINE__)
 #define FAIL(...) ffi_fail(__FILE__, __LINE__, __VA_ARGS__)

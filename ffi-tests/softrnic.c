@@ -198,3 +198,23 @@ void rnic_set_gid(const char *device, int index, const char *to)
         (int (*)(const char *, int, int, const char *))entry("softrnic_set_gid");
     CHECK_EQ(set(device, 1, index, to), 0);
 }
+
+void rnic_faults(const char *plan)
+{
+    int (*set)(const char *) = (int (*)(const char *))entry("softrnic_faults");
+    CHECK_EQ(set(plan), 0);
+}
+
+uint64_t rnic_fault_fired(unsigned rule)
+{
+    uint64_t (*fired)(unsigned) = (uint64_t(*)(unsigned))entry("softrnic_fault_fired");
+    uint64_t times = fired(rule);
+    if (times == UINT64_MAX) FAIL("there is no fault rule %u", rule);
+    return times;
+}
+
+void rnic_trace_print(unsigned events)
+{
+    void (*print)(unsigned) = (void (*)(unsigned))entry("softrnic_trace_print");
+    print(events);
+}

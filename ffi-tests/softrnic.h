@@ -70,5 +70,11 @@ void rnic_fail_moves(enum rnic_state state, uint64_t count, int error);
 void rnic_set_gid(const char *device, int index, const char *entry);
 /* Takes the first port of a device down or up. */
 void rnic_port(const char *device, bool up);
+/* Replaces the fault plan of this process; "" ends it. softrnic/README.md has the words. */
+void rnic_faults(const char *plan);
+/* How often a rule of the plan fired; rules count from 0. */
+uint64_t rnic_fault_fired(unsigned rule);
+/* Prints the last events of the device on stderr. */
+void rnic_trace_print(unsigned events);
 
 #endif

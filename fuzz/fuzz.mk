@@ -4,7 +4,7 @@
 # because a target is named, and are the ones that the tests use: one target folder.
 .PHONY: fuzz fuzz-build
 SECONDS ?= 60
-FUZZ_TARGETS := handshake credit settings
+FUZZ_TARGETS := handshake credit settings plan
 FUZZ_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \

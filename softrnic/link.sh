@@ -1,5 +1,5 @@
 #!/bin/sh
-# Links the software RNIC into a versioned libibverbs.so.1.
+# Links the software RNIC into a versioned libibverbs.so.1, and its command `softrnic`.
 #
 # usage: link.sh PROFILE OUTDIR     PROFILE: debug or release
 #
@@ -81,5 +81,14 @@ undefined=$(sed 's/^/-Wl,-u,/' "$work/wanted")
 ${CC:-cc} -shared -fPIC -O2 -w -o "$work/libibverbs.so.1" $undefined "$work/stubs.c" "$archive" \
     -Wl,--version-script="$work/map" -Wl,-soname,libibverbs.so.1 -Wl,--gc-sections -Wl,-z,defs -Wl,-z,now -Wl,-z,relro \
     -lgcc_s -lpthread -ldl -lm -lc
+
+# The command is the same archive with another entry, so that both always agree about what lies where.
+cat >"$work/main.c" <<'END'
+int softrnic_main(int, char **);
+int main(int count, char **words) { return softrnic_main(count, words); }
+END
+${CC:-cc} -O2 -o "$work/softrnic" "$work/main.c" "$archive" -Wl,--gc-sections -Wl,-z,now -Wl,-z,relro \
+    -lgcc_s -lpthread -ldl -lm -lc
 mv "$work/libibverbs.so.1" "$out/libibverbs.so.1"
 ln -sf libibverbs.so.1 "$out/libibverbs.so"
+mv "$work/softrnic" "$out/softrnic"

@@ -503,6 +503,23 @@ programs! {
         each: [one_reason_for_all, no_answer],
         once: []
     }
+    breaks {
+        each: [
+            statuses,
+            receivers,
+            lost,
+            queue_pairs_die,
+            completion_queues_overrun,
+            port_goes_down,
+            device_dies,
+            corruption_arrives,
+            disorder,
+            by_chance_at_once,
+            by_chance_in_steps,
+            by_chance_on_a_thread,
+        ],
+        once: []
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []

@@ -71,6 +71,52 @@ int softrnic_fail_reg_from(uint64_t n);
 /* The errno (up to 4095) that those two use instead; 0 = ENOMEM again. */
 int softrnic_reg_errno(int errno_value);
 
+/* Fault plans. A plan is text, one rule a line, "matchers -> action"; README.md lists the words. The rules act on this
+ * process's requests, registrations and objects from now on. A plan that is not understood changes nothing: EINVAL, and a
+ * line on stderr that names the line and the remedy. At most 64 rules. */
+
+/* Replaces the plan and its counts; NULL or "" ends it. */
+int softrnic_faults(const char *plan);
+
+/* Adds rules behind those that are there. */
+int softrnic_fault_add(const char *rules);
+
+/* How often a rule fired, and how many requests it was about. Rules count from 0 in the order of the plan. UINT64_MAX if
+ * there is no such rule, or no device is open. */
+uint64_t softrnic_fault_fired(unsigned rule);
+uint64_t softrnic_fault_matched(unsigned rule);
+
+/* Changes an entry of a port's GID table to these 16 bytes, with GID_CHANGE. */
+int softrnic_gid(const char *device, int port, int index, const void *gid);
+
+/* Lets a device die: DEVICE_FATAL, ports down, QPs in the error state, and EIO from calls that make, register or connect
+ * something, until all devices of the process are closed. */
+int softrnic_device_fatal(const char *device);
+
+/* The stepped engine (SOFTRNIC_ENGINE=stepped). */
+
+/* Makes up to n steps and returns how many did something; ends with the first that did not. */
+uint64_t softrnic_step(uint64_t n);
+
+/* Moves the virtual clock; EOPNOTSUPP with another engine. */
+int softrnic_advance(uint64_t ns);
+
+/* The clock that delays and limits are measured with, in nanoseconds; with other engines the machine's. */
+uint64_t softrnic_now(void);
+
+/* Begins anew with a seed: generator, clock, trace, count of QPs. EBUSY while there are QPs. */
+int softrnic_seed(uint64_t seed);
+
+/* The last 4096 events as text, cut to the buffer and NUL-terminated. Returns the length of the whole text. With other
+ * engines the trace has the faults that fired and the ports only. */
+size_t softrnic_trace(char *buffer, size_t size);
+
+/* Prints the last n of them on stderr. */
+void softrnic_trace_print(unsigned n);
+
+/* A number that two equal traces share, from the beginning and not only of the events that are kept. */
+uint64_t softrnic_trace_hash(void);
+
 /* The page ledger: what the kernel does with pages when memory is pinned, simulated.
  *
  * A page gets its place, in CMA or not, from the map when somebody first asks about it: a registration, a pin, a query.

@@ -1,13 +1,16 @@
-//! The assisting thread: resumes requests that wait for the other side while the application does not poll.
+//! The thread of a process that makes progress: in the inline engine with requests that wait for the other side while
+//! the application does not poll, in the threaded engine with all requests.
 //!
-//! It exists only once something had to wait, sleeps on a futex that the other side wakes, and is joined when the
-//! last context is closed.
+//! It exists only once there was something for it to do, sleeps on a futex that posts and the other side wake, and is
+//! joined when the last context is closed. The stepped engine never has one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::env::{Engine, settings};
+use crate::faults::timers;
 use crate::objects::QPS;
 use crate::process::Process;
 use crate::shm::region::Region;
@@ -43,6 +46,9 @@ impl Default for Assist {
 impl Assist {
     /// Something waits: make sure that the thread looks after it.
     pub fn wake(&self, process: &Process) {
+        if settings().engine == Engine::Stepped {
+            return;
+        }
         if self.running.load(Ordering::Acquire) {
             // Pairs with the SeqCst store before the thread's last look at the queues.
             if self.asleep.load(Ordering::SeqCst) {
@@ -103,26 +109,54 @@ fn run(region: &Region, asleep: &AtomicBool, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let seen = region.header().kick.load(Ordering::Acquire);
         asleep.store(false, Ordering::SeqCst);
-        if look() {
-            region.wait_kick(seen, NAP);
-            continue;
+        match look() {
+            Left::More => continue,
+            Left::Waits => {
+                region.wait_kick(seen, NAP);
+                continue;
+            }
+            Left::Nothing => {}
         }
         asleep.store(true, Ordering::SeqCst);
         // Whoever parks a request after this look sees `asleep` and bumps the word.
-        if !look() && !stop.load(Ordering::Acquire) {
+        if look() == Left::Nothing && !stop.load(Ordering::Acquire) {
             region.wait_kick(seen, LONG_NAP);
         }
     }
 }
 
-/// Drives all pending requests; whether any still waits for the other side.
-fn look() -> bool {
-    let mut waiting = false;
+/// What a look leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    /// Nothing that could go on by itself.
+    Nothing,
+    /// Something that waits for the other side or for a time.
+    Waits,
+    /// Something that can go on at once.
+    More,
+}
+
+/// Drives pending requests: all as far as they go, or in the threaded engine one step of each queue pair, so that they
+/// interleave as on a NIC.
+fn look() -> Left {
+    let mut left = Left::Nothing;
     for qp in QPS.all() {
-        if qp.pending.load(Ordering::SeqCst) {
+        if !qp.pending.load(Ordering::SeqCst) {
+            continue;
+        }
+        if qp.engine == Engine::Thread {
+            let mut sq = lock(&qp.sq);
+            if qp.advance(&mut sq) {
+                left = Left::More;
+            }
+            qp.settle_pending(&sq);
+        } else {
             qp.progress();
-            waiting |= lock(&qp.sq).wait.is_some();
+        }
+        if lock(&qp.sq).wait.is_some() {
+            left = left.max(Left::Waits);
         }
     }
-    waiting
+    timers::run_due();
+    if timers::pending() { left.max(Left::Waits) } else { left }
 }

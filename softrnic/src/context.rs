@@ -10,6 +10,7 @@ use crate::events::{EventPipe, record};
 use crate::objects::CONTEXTS;
 use crate::process::Process;
 use crate::public::{Public, zeroed};
+use crate::shm::layout::DEAD;
 use crate::stats::{self, Counter};
 
 /// A context; C holds the address of `public.context`.
@@ -45,6 +46,7 @@ impl Context {
             process.contexts.take().ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
         let events = EventPipe::new()?;
         if let Some(slot) = process.region.context(index) {
+            slot.device.store(u32::try_from(device.index).unwrap_or(0), Ordering::Relaxed);
             events.publish(slot)?;
         }
         // SAFETY: integers, pointers and a pthread mutex.
@@ -97,6 +99,16 @@ impl Context {
         stats::add(Counter::AsyncEvents, 1);
         if let Some(slot) = self.process.region.context(self.index) {
             self.process.own().signal(slot, &record(kind, index, generation));
+        }
+    }
+
+    /// Answers EIO once the device has died, as every call that reaches it does.
+    pub fn works(&self) -> Result<(), i32> {
+        let dead = self.process.region.header().dead.get(self.device.index);
+        if dead.is_some_and(|d| d.load(Ordering::Relaxed) == DEAD) {
+            Err(libc::EIO)
+        } else {
+            Ok(())
         }
     }
 

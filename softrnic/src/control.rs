@@ -1,12 +1,14 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::abi::*;
-use crate::device::{Device, publish_gids};
+use crate::device::Device;
 use crate::env::{parse_gid, settings};
+use crate::inject;
 use crate::objects::{CHANNELS, CONTEXTS, CQS, MRS, PDS, QPS, SRQS};
+use crate::process::Process;
 use crate::sync::lock;
 
 fn hold() -> &'static AtomicBool {
@@ -92,36 +94,41 @@ pub fn injected_modify_failure(state: u32) -> Option<i32> {
     Some(fail.2)
 }
 
-/// Replaces a GID of a port and raises the event on the device's contexts.
-pub fn set_gid(device: &Device, port: u8, index: usize, entry: &str) -> Result<(), i32> {
+/// Replaces an entry of a port's GID table by the text of `SOFTRNIC_GIDS`, and raises the event where the device is open.
+pub fn set_gid_entry(device: &Device, port: u8, index: u8, entry: &str) -> Result<(), i32> {
     let to = parse_gid(entry, device.link(port)).ok_or(libc::EINVAL)?;
-    device.set_gid(port, index, to).ok_or(libc::EINVAL)?;
-    for context in CONTEXTS.all().into_iter().filter(|c| c.device.index == device.index) {
-        if let Some(slot) = device.port_slot(port, context.process.region.header()) {
-            publish_gids(device, port, slot);
-        }
-        context.raise(EVENT_GID_CHANGE, u32::from(port), 0);
+    device.set_gid(port, index.into(), to).ok_or(libc::EINVAL)?;
+    match open_device(device.index) {
+        Ok(process) => inject::gid(process.own(), device.index, port, index, to.gid),
+        Err(_) => Ok(()),
     }
-    Ok(())
+}
+
+/// This process as a peer, if the device is open here.
+fn open_device(device: usize) -> Result<Arc<Process>, i32> {
+    let context = CONTEXTS.all().into_iter().find(|c| c.device.index == device);
+    context.map(|c| Arc::clone(&c.process)).ok_or(libc::ENODEV)
 }
 
 /// Takes a port of a device of this process down or up and raises the event on its contexts.
 pub fn set_port(device: usize, port: u8, up: bool) -> Result<(), i32> {
-    let contexts: Vec<_> =
-        CONTEXTS.all().into_iter().filter(|c| c.device.index == device).collect();
-    let first = contexts.first().ok_or(libc::ENODEV)?;
-    let slot = first.device.port_slot(port, first.process.region.header()).ok_or(libc::EINVAL)?;
-    let state = if up { PORT_ACTIVE } else { PORT_DOWN };
-    if slot.state.swap(state, Ordering::SeqCst) == state {
-        return Ok(());
-    }
-    let event = if up { EVENT_PORT_ACTIVE } else { EVENT_PORT_ERR };
-    for context in &contexts {
-        context.raise(event, u32::from(port), 0);
-    }
+    inject::port(open_device(device)?.own(), device, port, up)?;
     if up {
         crate::post::drain_all();
     }
+    Ok(())
+}
+
+/// Changes an entry of a GID table and raises the event.
+pub fn set_gid(device: usize, port: u8, index: u8, gid: Gid) -> Result<(), i32> {
+    inject::gid(open_device(device)?.own(), device, port, index, gid)
+}
+
+/// Lets a device of this process die.
+pub fn device_fatal(device: usize) -> Result<(), i32> {
+    let process = open_device(device)?;
+    inject::device_fatal(&process, process.own(), device)?;
+    crate::post::drain_all();
     Ok(())
 }
 

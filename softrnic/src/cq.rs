@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::abi::*;
 use crate::channel::Channel;
 use crate::context::Context;
-use crate::env::settings;
+use crate::env::{Engine, settings};
 use crate::events::{Acks, record};
 use crate::objects::{CQ_AT, CQS, RQ_DONE, SQ_DONE, Users};
 use crate::public::{Public, zeroed};
@@ -36,6 +36,8 @@ pub struct Cq {
     consumer: Mutex<()>,
     empty: AtomicU32,
     yield_every: u32,
+    /// Steps of the stepped engine that a poll makes.
+    steps: u32,
     /// Number of QPs in `parked`.
     parked_count: AtomicU32,
     parked: Mutex<Vec<Weak<Qp>>>,
@@ -60,6 +62,7 @@ impl Cq {
         if wanted == 0 || wanted > settings().max_cqe() || vector != 0 {
             return Err(libc::EINVAL);
         }
+        context.works()?;
         if CQS.count() >= settings().max_cq() as usize {
             return Err(libc::ENOMEM);
         }
@@ -105,6 +108,7 @@ impl Cq {
             consumer: Mutex::new(()),
             empty: AtomicU32::new(0),
             yield_every: settings().yield_every(),
+            steps: if settings().engine == Engine::Stepped { settings().steps() } else { 0 },
             parked_count: AtomicU32::new(0),
             parked: Mutex::new(Vec::new()),
             comp_acks: Acks::default(),
@@ -165,6 +169,9 @@ impl Cq {
 
     /// Takes up to `n` completions and hands each to `put`. An empty poll costs two loads and a counter.
     pub fn poll(&self, n: usize, mut put: impl FnMut(usize, &Wc)) -> usize {
+        for _ in 0..self.steps {
+            crate::stepped::step();
+        }
         let Some(slot) = self.slot() else { return 0 };
         if slot.tail.load(Ordering::Acquire) == self.head.load(Ordering::Relaxed) {
             self.idle();

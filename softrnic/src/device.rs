@@ -165,8 +165,8 @@ impl Device {
         settings().link(self.index, port)
     }
 
-    /// The GID table of a port as it is now.
-    pub fn gids(&self, port: u8) -> Vec<GidSetting> {
+    /// The GID table of a port, as far as this process made it.
+    fn table(&self, port: u8) -> Vec<GidSetting> {
         let changed = lock(&CHANGED_GIDS);
         let mut table = settings().port_gids(self.index, port);
         for (index, entry) in table.iter_mut().enumerate() {
@@ -178,16 +178,25 @@ impl Device {
     }
 
     /// A GID table entry.
-    pub fn gid(&self, port: u8, index: usize) -> Option<GidSetting> {
-        if port == 0 || port > settings().ports() {
-            return None;
+    pub fn gid(&self, port: u8, index: usize, header: &Header) -> Option<GidSetting> {
+        self.gids(port, header)?.get(index).copied()
+    }
+
+    /// The GID table of a port, as it is now.
+    pub fn gids(&self, port: u8, header: &Header) -> Option<Vec<GidSetting>> {
+        let slot = self.port_slot(port, header)?;
+        let mut table = self.table(port);
+        for (entry, words) in table.iter_mut().zip(&slot.gid) {
+            let halves = [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)];
+            entry.gid.raw[..8].copy_from_slice(&halves[0].to_ne_bytes());
+            entry.gid.raw[8..].copy_from_slice(&halves[1].to_ne_bytes());
         }
-        self.gids(port).get(index).copied()
+        Some(table)
     }
 
     /// Replaces a GID table entry; `None` where there is no such slot.
     pub fn set_gid(&self, port: u8, index: usize, to: GidSetting) -> Option<()> {
-        self.gid(port, index)?;
+        self.table(port).get(index)?;
         lock(&CHANGED_GIDS).insert((self.index, port, index), to);
         Some(())
     }
@@ -217,30 +226,48 @@ impl Device {
     }
 }
 
+/// The device names that a region publishes.
+pub fn names(header: &Header) -> Vec<String> {
+    let name = |words: &[std::sync::atomic::AtomicU64]| {
+        let bytes: Vec<u8> =
+            words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        let text: Vec<u8> = bytes.into_iter().take_while(|b| *b != 0).collect();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    header.names.iter().map(|words| name(words)).take_while(|name| !name.is_empty()).collect()
+}
+
 /// The two native words that a GID occupies in a port slot.
 pub fn gid_words(gid: &Gid) -> [u64; 2] {
     let half = |o: usize| u64::from_ne_bytes(std::array::from_fn(|i| gid.raw[o + i]));
     [half(0), half(8)]
 }
 
-/// Writes the GID table of a port where peers look.
-pub fn publish_gids(device: &Device, port: u8, slot: &crate::shm::layout::PortSlot) {
-    let gids = device.gids(port);
-    for (to, from) in slot.gid.iter().zip(&gids) {
-        let words = gid_words(&from.gid);
+/// Writes a GID table entry of a port where peers look.
+fn publish_gid(slot: &crate::shm::layout::PortSlot, index: usize, entry: &GidSetting) {
+    if let Some(to) = slot.gid.get(index) {
+        let words = gid_words(&entry.gid);
         to[0].store(words[0], Ordering::Relaxed);
         to[1].store(words[1], Ordering::Relaxed);
     }
-    slot.gids.store(u32::try_from(gids.len()).unwrap_or(0), Ordering::Relaxed);
 }
 
-/// Writes the state of all ports into a fresh region.
-pub fn publish_ports(header: &Header) {
+/// Writes the names of all devices and the state of all ports into a fresh region.
+pub fn publish(header: &Header) {
     let s = settings();
     for device in devices() {
+        for (word, bytes) in
+            header.names[device.index].iter().zip(device.name().as_bytes().chunks(8))
+        {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
         for port in 1..=s.ports() {
             let Some(slot) = device.port_slot(port, header) else { continue };
-            publish_gids(device, port, slot);
+            let gids = device.table(port);
+            gids.iter().enumerate().for_each(|(index, gid)| publish_gid(slot, index, gid));
+            slot.gids.store(u32::try_from(gids.len()).unwrap_or(0), Ordering::Relaxed);
             slot.lid.store(u32::from(s.lid(device.index, port)), Ordering::Relaxed);
             slot.link.store(device.link(port), Ordering::Relaxed);
             slot.state.store(PORT_ACTIVE, Ordering::Release);

@@ -6,7 +6,7 @@ use crate::abi::*;
 use crate::mover::{Direction, Fault, Segs};
 use crate::mr::{self, key_index};
 use crate::qp::{Connection, Qp, Sq};
-use crate::responder::{Message, Scatter, Target};
+use crate::responder::{Message, Place, Scatter, Target};
 use crate::shm::layout::QpSlot;
 use crate::stats::{self, Counter};
 use crate::wqe::Wqe;
@@ -23,9 +23,46 @@ pub enum Verdict {
     Rnr(Option<Duration>),
     /// The path does not answer at the moment.
     Silent,
+    /// It may not go on yet, for as long as that takes.
+    Later,
+    /// A part is done, the next attempt does more.
+    More,
 }
 
 use Verdict::{Done, Failed, Rnr, Silent};
+
+/// What an attempt is to do of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// All that is left after so many bytes of a WRITE, which are in place already.
+    Rest(u64),
+    /// Only the copy of this part of a WRITE.
+    Piece {
+        /// First byte.
+        at: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The receiver breaks over it with this status, and completes the receive with that.
+    Refusal {
+        /// Status of the receive.
+        status: u32,
+        /// Its vendor code.
+        vendor: u32,
+    },
+}
+
+impl Part {
+    /// A piece.
+    pub fn of(at: u64, len: u64) -> Self {
+        Self::Piece { at, len }
+    }
+
+    /// All but the first bytes.
+    pub fn from(moved: u64) -> Self {
+        Self::Rest(moved)
+    }
+}
 
 /// Packets of a message: also what it adds to the packet number.
 fn packets(len: u64, mtu_code: u32) -> u32 {
@@ -59,7 +96,7 @@ impl Qp {
     }
 
     /// Runs the request at the head of the send queue. The caller holds the send-queue lock.
-    pub fn run(&self, sq: &mut Sq, wqe: &Wqe) -> Verdict {
+    pub fn run(&self, sq: &mut Sq, wqe: &mut Wqe) -> Verdict {
         if wqe.len > u64::from(crate::env::settings().max_msg_sz()) {
             return Failed(WC_LOC_LEN_ERR);
         }
@@ -85,7 +122,13 @@ impl Qp {
         verdict
     }
 
-    fn run_on(&self, sq: &mut Sq, wqe: &Wqe, local: &mut Segs, connection: &Connection) -> Verdict {
+    fn run_on(
+        &self,
+        sq: &mut Sq,
+        wqe: &mut Wqe,
+        local: &mut Segs,
+        connection: &Connection,
+    ) -> Verdict {
         if connection.peer.known_dead() {
             return Failed(WC_RETRY_EXC_ERR);
         }
@@ -98,21 +141,56 @@ impl Qp {
             index: connection.index,
             slot,
         };
-        if !self.pd.context.port_up(sq.attr.port_num) || !port_up(&target) {
+        let gates = self.process().region.header().gate.load(Ordering::Relaxed)
+            | connection.peer.region.header().gate.load(Ordering::Relaxed);
+        if gates != 0 || wqe.fate.is_some() {
+            return self.run_watched(sq, wqe, local, &target, connection);
+        }
+        self.perform(sq, wqe, local, &target, connection, Part::Rest(0))
+    }
+
+    /// Performs a part of the request, if the path is open.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn attempt(
+        &self,
+        sq: &mut Sq,
+        wqe: &Wqe,
+        local: &mut Segs,
+        target: &Target<'_>,
+        to: &Connection,
+        part: Part,
+    ) -> Verdict {
+        self.perform(sq, wqe, local, target, to, part)
+    }
+
+    /// The code of `attempt`, once for it and once for whole requests, where all about parts folds away.
+    #[inline(always)]
+    fn perform(
+        &self,
+        sq: &mut Sq,
+        wqe: &Wqe,
+        local: &mut Segs,
+        target: &Target<'_>,
+        to: &Connection,
+        part: Part,
+    ) -> Verdict {
+        if !self.pd.context.port_up(sq.attr.port_num) || !port_up(target) {
             return Silent;
         }
         // Without payload no system call tells that the target is gone.
-        if local.as_slice().is_empty() && !connection.peer.runs() {
+        if local.as_slice().is_empty() && !to.peer.runs() {
             return Failed(WC_RETRY_EXC_ERR);
         }
         let process = self.process();
-        let guard = slot.lock.lock(process.id(), |id| process.fabric.alive(id));
-        let verdict = self.serve(sq, wqe, local, &target, connection);
+        let guard = target.slot.lock.lock(process.id(), |id| process.fabric.alive(id));
+        let verdict = self.serve(sq, wqe, local, target, to, part);
         drop(guard);
         verdict
     }
 
     /// The target's part, under its responder lock.
+    #[inline(always)]
     fn serve(
         &self,
         sq: &mut Sq,
@@ -120,6 +198,7 @@ impl Qp {
         local: &mut Segs,
         target: &Target<'_>,
         to: &Connection,
+        part: Part,
     ) -> Verdict {
         let slot = target.slot;
         if slot.qpn.load(Ordering::Acquire) != to.qpn {
@@ -146,9 +225,16 @@ impl Qp {
         if count > 1 && sq.attr.path_mtu > slot.mtu.load(Ordering::Relaxed) {
             return refuse(target, WC_REM_INV_REQ_ERR);
         }
+        let moved = match part {
+            Part::Rest(moved) => moved,
+            Part::Piece { at, len } => return self.piece(wqe, local, target, at, len),
+            Part::Refusal { status, vendor } => {
+                return self.refusal(sq, wqe, target, status, vendor);
+            }
+        };
         let verdict = match wqe.opcode {
-            WR_RDMA_WRITE => self.write(wqe, local, target),
-            WR_RDMA_WRITE_WITH_IMM => self.write_imm(sq, wqe, local, target),
+            WR_RDMA_WRITE => self.write(wqe, local, target, moved),
+            WR_RDMA_WRITE_WITH_IMM => self.write_imm(sq, wqe, local, target, moved),
             WR_SEND | WR_SEND_WITH_IMM => self.send(sq, wqe, local, target),
             WR_RDMA_READ => self.read(wqe, local, target),
             _ => self.atomic(wqe, local, target),
@@ -160,16 +246,50 @@ impl Qp {
         verdict
     }
 
-    fn write(&self, wqe: &Wqe, local: &mut Segs, target: &Target<'_>) -> Verdict {
+    fn write(&self, wqe: &Wqe, local: &mut Segs, target: &Target<'_>, moved: u64) -> Verdict {
         let mut place = match target.rdma(wqe.rkey, wqe.remote, wqe.len, ACCESS_REMOTE_WRITE) {
             Ok(place) => place,
             Err(nak) => return refuse(target, nak),
         };
+        leave_out(moved, local, &mut place);
         if let Err(fault) = target.copy(Direction::Write, local, &mut place) {
             return self.fault(target, fault);
         }
-        stats::add(Counter::BytesWritten, wqe.len);
+        stats::add(Counter::BytesWritten, wqe.len - moved);
         Done
+    }
+
+    /// Copies a part of a WRITE and tells nobody.
+    fn piece(&self, wqe: &Wqe, local: &Segs, target: &Target<'_>, at: u64, len: u64) -> Verdict {
+        let mut place = match target.rdma(wqe.rkey, wqe.remote, wqe.len, ACCESS_REMOTE_WRITE) {
+            Ok(place) => place,
+            Err(nak) => return refuse(target, nak),
+        };
+        place.segs = place.segs.part(at, len);
+        if let Err(fault) = target.copy(Direction::Write, &mut local.part(at, len), &mut place) {
+            return self.fault(target, fault);
+        }
+        stats::add(Counter::BytesWritten, len);
+        Done
+    }
+
+    /// The receiver breaks over the request.
+    fn refusal(
+        &self,
+        sq: &Sq,
+        wqe: &Wqe,
+        target: &Target<'_>,
+        status: u32,
+        vendor: u32,
+    ) -> Verdict {
+        if matches!(wqe.opcode, WR_RDMA_WRITE_WITH_IMM | WR_SEND | WR_SEND_WITH_IMM) {
+            let Some(receive) = target.take_receive() else { return rnr(sq, target.slot) };
+            let imm = wqe.opcode == WR_RDMA_WRITE_WITH_IMM;
+            let message = self.message(wqe, if imm { WC_RECV_RDMA_WITH_IMM } else { WC_RECV });
+            target.deliver_as(&receive, status, vendor, &message);
+        }
+        target.fail(Some(EVENT_QP_FATAL));
+        Failed(WC_REM_OP_ERR)
     }
 
     fn message(&self, wqe: &Wqe, opcode: u32) -> Message {
@@ -183,18 +303,26 @@ impl Qp {
         }
     }
 
-    fn write_imm(&self, sq: &Sq, wqe: &Wqe, local: &mut Segs, target: &Target<'_>) -> Verdict {
+    fn write_imm(
+        &self,
+        sq: &Sq,
+        wqe: &Wqe,
+        local: &mut Segs,
+        target: &Target<'_>,
+        moved: u64,
+    ) -> Verdict {
         let mut place = match target.rdma(wqe.rkey, wqe.remote, wqe.len, ACCESS_REMOTE_WRITE) {
             Ok(place) => place,
             Err(nak) => return refuse(target, nak),
         };
         let Some(receive) = target.take_receive() else { return rnr(sq, target.slot) };
         let message = self.message(wqe, WC_RECV_RDMA_WITH_IMM);
+        leave_out(moved, local, &mut place);
         if let Err(fault) = target.copy(Direction::Write, local, &mut place) {
             target.deliver(&receive, WC_GENERAL_ERR, &message);
             return self.fault(target, fault);
         }
-        stats::add(Counter::BytesWritten, wqe.len);
+        stats::add(Counter::BytesWritten, wqe.len - moved);
         self.finish(target, target.deliver(&receive, WC_SUCCESS, &message))
     }
 
@@ -287,6 +415,16 @@ impl Qp {
                 Failed(WC_RETRY_EXC_ERR)
             }
         }
+    }
+}
+
+/// Leaves out what is in place already.
+#[inline]
+fn leave_out(moved: u64, local: &mut Segs, place: &mut Place) {
+    if moved != 0 {
+        let moved = usize::try_from(moved).unwrap_or(usize::MAX);
+        local.advance(moved);
+        place.segs.advance(moved);
     }
 }
 

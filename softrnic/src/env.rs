@@ -28,6 +28,17 @@ pub const MAX_SGE: usize = 30;
 /// Most inline bytes of one request.
 pub const MAX_INLINE: usize = 1024;
 
+/// Who makes progress with send requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// The call that posts them; polling and an assisting thread, where they have to wait.
+    Inline,
+    /// Whoever steps, on a virtual clock.
+    Stepped,
+    /// A thread of the process.
+    Thread,
+}
+
 /// One GID table entry.
 #[derive(Clone, Copy, Debug)]
 pub struct GidSetting {
@@ -59,6 +70,10 @@ pub struct Settings {
     pub hold: bool,
     /// Which kernel and library are presented when it comes to forked children.
     pub fork: Pair,
+    /// Who makes progress.
+    pub engine: Engine,
+    /// Path of the fault plan, or nothing.
+    pub faults: String,
     /// Which pages are in CMA.
     pub cma: Placement,
     /// The memlock quota.
@@ -267,6 +282,9 @@ impl Settings {
             hold: choice("HOLD", &["none", "sq", "all"], 0) != 0,
             fork: [Pair::CopyOnFork, Pair::OldKernel, Pair::OldLibrary]
                 [choice("FORK", &["copy-on-fork", "old-kernel", "old-library"], 0)],
+            engine: [Engine::Inline, Engine::Stepped, Engine::Thread]
+                [choice("ENGINE", &["inline", "stepped", "thread"], 0)],
+            faults: text("FAULTS"),
             cma: cma(),
             memlock: memlock(),
             relaxed_ordering: choice("RELAXED_ORDERING", &["yes", "no"], 0) == 0,
@@ -412,6 +430,16 @@ impl Settings {
     /// Bytes of address space for rings.
     pub fn heap_bytes(&self) -> usize {
         usize::try_from(self.n(N::HEAP_MB) << 20).unwrap_or(512 << 20)
+    }
+
+    /// Seed of the stepped engine, and of fault plans without one.
+    pub fn seed(&self) -> u64 {
+        self.n(N::SEED)
+    }
+
+    /// Steps of every poll of a CQ, in the stepped engine.
+    pub fn steps(&self) -> u32 {
+        self.n32(N::STEPS)
     }
 
     /// Transport retry time that replaces timeout × retries.

@@ -60,8 +60,22 @@ impl Segs {
         }
     }
 
+    /// The bytes from `at` on, `len` of them as far as there are so many.
+    pub fn part(&self, at: u64, len: u64) -> Self {
+        let (mut rest, mut part) = (self.clone(), Self::default());
+        rest.advance(usize::try_from(at).unwrap_or(usize::MAX));
+        let mut left = usize::try_from(len).unwrap_or(usize::MAX);
+        for seg in rest.as_slice() {
+            let take = seg.len.min(left);
+            part.push(seg.addr as u64, take);
+            left -= take;
+        }
+        part
+    }
+
+    /// Leaves bytes out from the front.
     #[inline]
-    fn advance(&mut self, mut by: usize) {
+    pub fn advance(&mut self, mut by: usize) {
         while let Some(seg) = self.list.as_mut_slice().get_mut(self.first) {
             if by < seg.len {
                 seg.addr += by;
@@ -248,6 +262,25 @@ pub unsafe fn fetch_update(
     // SAFETY: as above.
     unsafe { transfer(pid, Direction::Write, &mut here, &mut target)? };
     Ok(old)
+}
+
+/// The content of checked local buffers.
+pub fn gather(local: &Segs) -> Vec<u8> {
+    let mut bytes = vec![0_u8; local.total()];
+    let mut here = Segs::default();
+    here.push(bytes.as_mut_ptr().expose_provenance() as u64, bytes.len());
+    // SAFETY: the destination is this vector, as long as the source; the source was checked against our MR table (or is
+    // inline data of the running post call) and the caller holds the send-queue lock that deregistration waits for.
+    unsafe { copy(&mut local.clone(), &mut here) };
+    bytes
+}
+
+/// Replaces the content of checked local buffers, which are as long as `bytes`.
+pub fn store(bytes: &[u8], mut local: Segs) {
+    let mut here = Segs::default();
+    here.push(bytes.as_ptr().expose_provenance() as u64, bytes.len());
+    // SAFETY: `copy` ends with the shorter side; the source is this slice, and the destination as in `gather`.
+    unsafe { copy(&mut here, &mut local) };
 }
 
 /// Stores the result of an atomic into a checked local buffer of 8 bytes.

@@ -86,7 +86,7 @@ impl Mr {
         if pages.count > u64::from(u32::MAX) {
             return Err(libc::EINVAL);
         }
-        Self::check(what)?;
+        Self::check(pd, what)?;
         let charge = Charge::take(pages)?;
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
@@ -103,7 +103,7 @@ impl Mr {
         offset: u64,
         what: Registration,
     ) -> Result<Arc<Self>, i32> {
-        Self::check(&what)?;
+        Self::check(pd, &what)?;
         if what.len == 0 {
             return Err(libc::EINVAL);
         }
@@ -132,7 +132,7 @@ impl Mr {
         Self::publish(pd, &what, Backing::Dmabuf { map, fd, offset, number })
     }
 
-    fn check(what: &Registration) -> Result<(), i32> {
+    fn check(pd: &Pd, what: &Registration) -> Result<(), i32> {
         let remote = what.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
         if what.len == 0
             || what.access & !KNOWN != 0
@@ -146,7 +146,11 @@ impl Mr {
             return Err(libc::EINVAL);
         }
         let n = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        crate::control::injected_failure(n).map_or(Ok(()), Err)
+        pd.context.works()?;
+        let (process, device) = (&pd.context.process, pd.context.device.index);
+        crate::control::injected_failure(n)
+            .or_else(|| crate::faults::registration(process, device, len))
+            .map_or(Ok(()), Err)
     }
 
     /// Registrations tried so far, for the fault setting.

@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::abi::*;
+use crate::clock;
 use crate::control;
 use crate::cq::complete;
 use crate::engine::Verdict;
-use crate::env::settings;
+use crate::env::{Engine, settings};
 use crate::qp::{Qp, Sq, Wait};
 use crate::ring::{Cqe, KIND_SEND, Receive, RecvRing};
 use crate::stats::{self, Counter};
 use crate::sync::lock;
+use crate::trace::{self, What};
 use crate::wqe::Wqe;
 
 /// Position of the next request among all of the process.
@@ -70,13 +72,17 @@ impl Qp {
             return Ok(());
         }
         let held = control::held();
-        if sq.waiting.is_empty() && !held && state == QPS_RTS {
-            let verdict = self.run(sq, &wqe);
+        let here = self.engine == Engine::Inline;
+        if here && sq.waiting.is_empty() && !held && state == QPS_RTS {
+            let verdict = self.run(sq, &mut wqe);
             if self.settle(sq, &wqe, verdict) {
                 return Ok(());
             }
         } else if held {
             stats::add(Counter::Held, 1);
+        }
+        if self.engine == Engine::Stepped {
+            trace::add(What::Post, self.ordinal, wqe.counter, u64::from(wqe.opcode), wqe.len);
         }
         // SAFETY: the post call has not returned yet, so inline buffers are readable.
         unsafe { wqe.detach() };
@@ -104,11 +110,16 @@ impl Qp {
             }
             Verdict::Rnr(limit) => (WC_RNR_RETRY_EXC_ERR, limit),
             Verdict::Silent => (WC_RETRY_EXC_ERR, retry_time(sq)),
+            Verdict::Later => (WC_SUCCESS, None),
+            Verdict::More => {
+                sq.wait = None;
+                return false;
+            }
         };
-        let until = limit.map(|limit| Instant::now() + limit);
+        let until = limit.map(|limit| clock::now().saturating_add(clock::ns(limit)));
         match sq.wait {
             Some(wait) if wait.status == status => {
-                let over = wait.until.is_some_and(|until| Instant::now() >= until);
+                let over = wait.until.is_some_and(|until| clock::now() >= until);
                 let dead = !over && sq.connection.as_ref().is_some_and(|c| !c.peer.runs());
                 if over || dead {
                     let status = if dead { WC_RETRY_EXC_ERR } else { status };
@@ -119,6 +130,9 @@ impl Qp {
                 stats::add(Counter::Parked, 1);
                 if status == WC_RNR_RETRY_EXC_ERR {
                     stats::add(Counter::RnrParked, 1);
+                }
+                if self.engine == Engine::Stepped {
+                    trace::add(What::Wait, self.ordinal, wqe.counter, 0, 0);
                 }
                 sq.wait = Some(Wait { until, status });
             }
@@ -133,7 +147,7 @@ impl Qp {
             wr_id: wqe.wr_id,
             status,
             opcode: wqe.wc_opcode(),
-            vendor_err: if status == WC_SUCCESS { 0 } else { 0x100 | status },
+            vendor_err: if status == WC_SUCCESS { 0 } else { vendor(wqe, status) },
             byte_len: if reads { u32::try_from(wqe.len).unwrap_or(0) } else { 0 },
             imm_data: 0,
             qp_num: self.qpn(),
@@ -156,44 +170,67 @@ impl Qp {
         }
     }
 
-    /// Drives pending requests as far as they go.
+    /// Drives pending requests as far as they go, or as far as the calling thread may: where another engine is in
+    /// charge, only a queue that is in error is flushed.
     pub fn drain(&self, sq: &mut Sq) {
-        loop {
-            let state = self.state(sq);
-            if state != QPS_RTS && state != QPS_ERR {
-                break;
-            }
-            let Some(wqe) = sq.waiting.pop_front() else { break };
-            if state == QPS_ERR {
-                sq.state = QPS_ERR;
-                self.complete_send(&wqe, WC_WR_FLUSH_ERR);
-                continue;
-            }
-            if control::held() && !wqe.released {
-                sq.waiting.push_front(wqe);
-                break;
-            }
-            let verdict = self.run(sq, &wqe);
-            if !self.settle(sq, &wqe, verdict) {
-                sq.waiting.push_front(wqe);
-                break;
-            }
-        }
+        while (self.engine == Engine::Inline || self.state(sq) == QPS_ERR) && self.advance(sq) {}
         self.settle_pending(sq);
+    }
+
+    /// Does one thing for the request at the head of the queue; whether there was anything to do.
+    pub fn advance(&self, sq: &mut Sq) -> bool {
+        let state = self.state(sq);
+        if state != QPS_RTS && state != QPS_ERR {
+            return false;
+        }
+        let Some(mut wqe) = sq.waiting.pop_front() else { return false };
+        if state == QPS_ERR {
+            sq.state = QPS_ERR;
+            self.trace_end(&wqe, WC_WR_FLUSH_ERR);
+            self.complete_send(&wqe, WC_WR_FLUSH_ERR);
+            return true;
+        }
+        if control::held() && !wqe.released {
+            sq.waiting.push_front(wqe);
+            return false;
+        }
+        let verdict = self.run(sq, &mut wqe);
+        match verdict {
+            Verdict::Done => self.trace_end(&wqe, WC_SUCCESS),
+            Verdict::Failed(status) => self.trace_end(&wqe, status),
+            _ => {}
+        }
+        if self.settle(sq, &wqe, verdict) {
+            return true;
+        }
+        sq.waiting.push_front(wqe);
+        verdict == Verdict::More
+    }
+
+    fn trace_end(&self, wqe: &Wqe, status: u32) {
+        if self.engine == Engine::Stepped {
+            trace::add(What::End, self.ordinal, wqe.counter, u64::from(status), 0);
+        }
     }
 
     /// Registers or forgets this QP with whatever drives pending requests.
     pub fn settle_pending(&self, sq: &Sq) {
         let pending = !sq.waiting.is_empty();
-        if self.pending.swap(pending, Ordering::SeqCst) != pending {
-            if pending {
-                self.send_cq.park(&self.weak);
-            } else {
-                self.send_cq.unpark(&self.weak);
+        let changed = self.pending.swap(pending, Ordering::SeqCst) != pending;
+        match self.engine {
+            Engine::Inline => {
+                if changed && pending {
+                    self.send_cq.park(&self.weak);
+                } else if changed {
+                    self.send_cq.unpark(&self.weak);
+                }
+                if sq.wait.is_some() && pending {
+                    self.process().assist.wake(self.process());
+                }
             }
-        }
-        if sq.wait.is_some() && pending {
-            self.process().assist.wake(self.process());
+            Engine::Thread if pending => self.process().assist.wake(self.process()),
+            // Only steps drive them.
+            Engine::Thread | Engine::Stepped => {}
         }
     }
 
@@ -271,6 +308,10 @@ pub unsafe fn read_receive(wr: *const RecvWr, max_sge: u32) -> Result<Receive, i
     }
     // SAFETY: the caller's list has `n` entries.
     Ok(Receive::new(wr_id, (0..n).map(|i| unsafe { list.add(i).read() })))
+}
+
+fn vendor(wqe: &Wqe, status: u32) -> u32 {
+    wqe.fate.as_ref().and_then(|f| f.vendor(status)).unwrap_or(0x100 | status)
 }
 
 /// How long a silent path is retried.

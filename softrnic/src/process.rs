@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::assist::Assist;
-use crate::env::settings;
+use crate::env::{Engine, settings};
+use crate::faults::table::STEPPED;
+use crate::faults::timers;
 use crate::index::IndexPool;
 use crate::shm::fabric::Fabric;
 use crate::shm::heap::Heap;
@@ -100,7 +102,13 @@ impl Process {
         header.pid.store(std::process::id(), Ordering::Relaxed);
         header.nonce.store(nonce, Ordering::Relaxed);
         header.probe.store((&raw const *probe).expose_provenance() as u64, Ordering::Relaxed);
-        crate::device::publish_ports(header);
+        crate::device::publish(header);
+        let (counters, len) = crate::stats::place();
+        header.stats.store(counters, Ordering::Relaxed);
+        header.stats_len.store(len, Ordering::Relaxed);
+        if settings().engine == Engine::Stepped {
+            header.gate.store(STEPPED, Ordering::Relaxed);
+        }
         header.magic.store(REGION_MAGIC, Ordering::Release);
         let region = Arc::new(region);
         let fabric = Fabric::join(&settings().fabric, fd.as_raw_fd().cast_unsigned(), nonce)?;
@@ -140,8 +148,16 @@ impl Process {
             crate::objects::abandon();
         }
         let process = Self::create()?;
+        crate::faults::publish(&process);
         *current = Some((Arc::clone(&process), 1));
         Ok(process)
+    }
+
+    /// The process's state, while any device is open.
+    pub fn current() -> Option<Arc<Self>> {
+        let current = lock(&CURRENT);
+        let (process, _) = current.as_ref()?;
+        (process.pid == std::process::id()).then(|| Arc::clone(process))
     }
 
     /// Gives a reference back; the last one leaves the fabric and stops the assisting thread.
@@ -156,6 +172,7 @@ impl Process {
             *current = None;
             drop(current);
             self.assist.stop(&self.region);
+            timers::clear();
             self.fabric.leave();
             lock(&self.peers).clear();
             self.own.forget();

@@ -1,15 +1,14 @@
 //! Queue pairs: creation, state changes, teardown.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
-use std::time::Instant;
 
 use crate::abi::*;
 use crate::cq::Cq;
 use crate::device::gid_words;
 use crate::engine::Verdict;
-use crate::env::settings;
+use crate::env::{Engine, settings};
 use crate::events::Acks;
 use crate::objects::{QP_AT, QPS, RQ_DONE, SQ_DONE};
 use crate::pd::Pd;
@@ -41,6 +40,10 @@ pub struct Qp {
     pub weak: Weak<Self>,
     index: u32,
     qpn: u32,
+    /// Order of creation in the process, from 1.
+    pub ordinal: u32,
+    /// Who makes progress.
+    pub engine: Engine,
     /// Granted capacities.
     pub cap: QpCap,
     /// Whether every request is signalled.
@@ -96,8 +99,8 @@ pub struct Connection {
 /// A bounded wait of the request at the head of the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
-    /// When it fails; `None` = never.
-    pub until: Option<Instant>,
+    /// Clock at which it fails; `None` = never.
+    pub until: Option<u64>,
     /// With what status.
     pub status: u32,
 }
@@ -112,6 +115,13 @@ pub fn report_refusal(pid: i32, error: &std::io::Error) {
              sysctl kernel.yama.ptrace_scope=0 or 1; in a container add --cap-add=SYS_PTRACE or --pid=host."
         );
     });
+}
+
+static ORDINAL: AtomicU32 = AtomicU32::new(0);
+
+/// Counts QPs from 1 again; there are none.
+pub fn restart_ordinals() {
+    ORDINAL.store(0, Ordering::Relaxed);
 }
 
 impl Qp {
@@ -141,6 +151,7 @@ impl Qp {
         if !fits || !together {
             return Err(libc::EINVAL);
         }
+        pd.context.works()?;
         if QPS.count() >= s.max_qp() as usize {
             return Err(libc::ENOMEM);
         }
@@ -166,6 +177,9 @@ impl Qp {
         slot.rq_sge.store(sge, Ordering::Relaxed);
         slot.ctx.store(pd.context.index, Ordering::Relaxed);
         slot.state.store(QPS_RESET, Ordering::Relaxed);
+        let ordinal = ORDINAL.fetch_add(1, Ordering::Relaxed) + 1;
+        slot.ordinal.store(ordinal, Ordering::Relaxed);
+        process.region.header().qp_top.fetch_max(index + 1, Ordering::Relaxed);
         slot.lock.reset();
         slot.qpn.store(qpn, Ordering::Release);
         // SAFETY: integers, pointers and pthread objects.
@@ -195,6 +209,8 @@ impl Qp {
             weak: Weak::clone(weak),
             index,
             qpn,
+            ordinal,
+            engine: s.engine,
             cap,
             sig_all,
             limits: wqe::Limits { max_sge: cap.max_send_sge, max_inline: cap.max_inline_data },
@@ -327,10 +343,14 @@ impl Qp {
         }
         let next = if mask & QP_STATE != 0 { attr.qp_state } else { now };
         check_mask(now, next, mask)?;
+        if !matches!(next, QPS_RESET | QPS_ERR) {
+            self.pd.context.works()?;
+        }
         let s = settings();
         let device = self.pd.context.device;
         let port = if mask & QP_PORT != 0 { attr.port_num } else { sq.attr.port_num };
-        let gids = device.gids(port);
+        let header = self.pd.context.process.region.header();
+        let gids = device.gids(port, header).unwrap_or_default();
         let limits = Limits {
             ports: s.ports(),
             pkeys: s.pkeys.len(),

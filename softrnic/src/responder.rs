@@ -208,13 +208,13 @@ impl<'a> Target<'a> {
         unsafe { fetch_update(place.pid, addr, f) }
     }
 
-    fn receive_completion(&self, wr_id: u64, status: u32, message: &Message) -> Cqe {
+    fn receive_completion(&self, wr_id: u64, status: u32, vendor: u32, message: &Message) -> Cqe {
         Cqe {
             wc: Wc {
                 wr_id,
                 status,
                 opcode: message.opcode,
-                vendor_err: 0,
+                vendor_err: vendor,
                 byte_len: message.len,
                 imm_data: message.imm.unwrap_or(0),
                 qp_num: self.slot.qpn.load(Ordering::Relaxed),
@@ -232,7 +232,18 @@ impl<'a> Target<'a> {
 
     /// Delivers a receive completion.
     pub fn deliver(&self, receive: &Receive, status: u32, message: &Message) -> bool {
-        let cqe = self.receive_completion(receive.wr_id, status, message);
+        self.deliver_as(receive, status, 0, message)
+    }
+
+    /// Delivers a receive completion with a vendor code.
+    pub fn deliver_as(
+        &self,
+        receive: &Receive,
+        status: u32,
+        vendor: u32,
+        message: &Message,
+    ) -> bool {
+        let cqe = self.receive_completion(receive.wr_id, status, vendor, message);
         let cq = self.slot.recv_cq.load(Ordering::Relaxed);
         complete(self.process, self.peer, cq, &cqe, message.solicited)
     }

@@ -14,6 +14,9 @@ pub const KIND_SEND: u8 = 1;
 /// A completion of a receive queue.
 pub const KIND_RECV: u8 = 2;
 
+/// Value of a CQ's overrun word that lets nothing arrive any more.
+pub const BROKEN: u32 = 2;
+
 /// A receive entry, copied out of a ring.
 #[derive(Clone, Debug)]
 pub struct Receive {
@@ -216,8 +219,10 @@ impl<'a> CqRing<'a> {
         let tail = self.slot.tail.load(Ordering::Relaxed);
         // Acquire: the consumer has read the entry that is overwritten.
         let used = tail.wrapping_sub(self.slot.head.load(Ordering::Acquire));
-        if used >= self.cap {
-            return Pushed::Overrun { first: self.slot.overrun.swap(1, Ordering::AcqRel) == 0 };
+        if used >= self.cap || self.slot.overrun.load(Ordering::Relaxed) == BROKEN {
+            return Pushed::Overrun {
+                first: self.slot.overrun.fetch_max(1, Ordering::AcqRel) == 0,
+            };
         }
         for (word, value) in self.entry(tail).iter().zip(cqe.words()) {
             word.store(value, Ordering::Relaxed);

@@ -27,6 +27,12 @@ counters! {
 
 static VALUES: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 
+/// Where the counters of this process lie, and how many there are: the `softrnic` command reads them from outside.
+pub fn place() -> (u64, u32) {
+    let address = VALUES.as_ptr().expose_provenance() as u64;
+    (address, u32::try_from(VALUES.len()).unwrap_or(0))
+}
+
 /// Adds to a counter and returns what it shows then.
 pub fn add(counter: Counter, n: u64) -> u64 {
     // Relaxed: counters order nothing.

@@ -5,6 +5,7 @@
 
 use crate::abi::*;
 use crate::env::{MAX_INLINE, MAX_SGE};
+use crate::faults::act::Fate;
 use crate::list::List;
 
 /// A copied send request.
@@ -34,6 +35,8 @@ pub struct Wqe {
     pub order: u64,
     /// Whether a held request may run.
     pub released: bool,
+    /// What the fault plan or the stepped engine has in mind with it.
+    pub fate: Option<Box<Fate>>,
     sges: List<Sge, 4>,
     /// Inline payload once the request outlives its post call.
     inline: Option<Box<[u8]>>,
@@ -86,6 +89,7 @@ impl Wqe {
             counter: 0,
             order: 0,
             released: false,
+            fate: None,
             sges: List::default(),
             inline: None,
         };

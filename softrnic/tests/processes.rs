@@ -148,6 +148,53 @@ fn an_access_error_breaks_the_target_and_tells_it() {
     assert_eq!(field(&far.target.ask("poll"), "status"), u64::from(WC_WR_FLUSH_ERR));
 }
 
+/// A target with a fault plan of its own, in the file that its environment names.
+fn with_plan(plan: &str) -> Far {
+    let fabric = setup(&[]);
+    let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("{}.plan", common::fabric("target")));
+    std::fs::write(&path, plan).expect("write the plan");
+    let program = common::compile("target");
+    let mut command = common::client(program.to_str().expect("UTF-8 path"), fabric);
+    command.env("SOFTRNIC_FAULTS", &path).stdin(std::process::Stdio::piped());
+    let far = Far::with(Target::run(command));
+    std::fs::remove_file(path).expect("remove the plan");
+    far
+}
+
+#[test]
+fn the_other_process_breaks_by_its_own_plan() {
+    // A plan of the target, and a rule about its own requests that ours do not count for.
+    let mut far = with_plan(
+        "-> drop\nside=remote op=write bytes=8 nth=2 -> corrupt=8\nside=remote op=write-imm -> status=loc-prot\n",
+    );
+    far.buf.put(0, &77_u64.to_ne_bytes());
+    for (bytes, changed) in [(8, false), (4096, false), (8, true), (8, false)] {
+        assert_eq!(far.run(WR_RDMA_WRITE, bytes, 0), WC_SUCCESS);
+        assert_eq!(far.target.ask("word 0") != "word 77", changed, "{bytes} bytes");
+    }
+    far.target.ask("recv 1 0");
+    assert_eq!(far.run(WR_RDMA_WRITE_WITH_IMM, 8, 0), WC_REM_OP_ERR);
+    assert_eq!(field(&far.target.ask("poll"), "status"), u64::from(WC_LOC_PROT_ERR));
+    assert_eq!(far.target.ask("event"), format!("event {EVENT_QP_FATAL}"));
+
+    let mut far = with_plan("side=remote nth=3 -> port-down for=20ms\n");
+    for _ in 0..2 {
+        assert_eq!(far.run(WR_RDMA_WRITE, 8, 0), WC_SUCCESS);
+    }
+    // Its retries last longer than the port is down; who took it down takes it up again.
+    assert_eq!(far.run(WR_RDMA_WRITE, 8, 0), WC_SUCCESS);
+    assert_eq!(far.target.ask("event"), format!("event {EVENT_PORT_ERR}"));
+    assert_eq!(far.target.ask("event"), format!("event {EVENT_PORT_ACTIVE}"));
+
+    let mut far = with_plan("side=remote nth=1 -> device-fatal at=end\n");
+    far.target.ask("recv 1 0");
+    assert_eq!(far.run(WR_RDMA_WRITE, 8, 0), WC_SUCCESS);
+    assert_eq!(far.target.ask("event"), format!("event {EVENT_DEVICE_FATAL}"));
+    assert_eq!(field(&far.target.ask("poll"), "status"), u64::from(WC_WR_FLUSH_ERR));
+    assert_eq!(far.run(WR_RDMA_WRITE, 8, 0), WC_RETRY_EXC_ERR);
+}
+
 #[test]
 fn other_fabrics_are_out_of_reach() {
     setup(&[]);

@@ -139,8 +139,8 @@ pub unsafe extern "C" fn softrnic_set_gid(
         let (name, entry) = (name.map_err(|_| libc::EINVAL)?, entry.map_err(|_| libc::EINVAL)?);
         let device = devices().iter().find(|d| d.name() == name).ok_or(libc::ENODEV)?;
         let port = u8::try_from(port).map_err(|_| libc::EINVAL)?;
-        let index = usize::try_from(index).map_err(|_| libc::EINVAL)?;
-        control::set_gid(device, port, index, entry)
+        let index = u8::try_from(index).map_err(|_| libc::EINVAL)?;
+        control::set_gid_entry(device, port, index, entry)
     })
 }
 

@@ -8,10 +8,19 @@ use crate::context::Context;
 use crate::device::{Device, devices};
 use crate::env::settings;
 
-/// `ibv_get_device_list`.
+/// `ibv_get_device_list`. A fault plan that cannot be read leaves no devices: running without its faults would prove
+/// the wrong thing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut IbvDevice {
     pointer(|| {
+        if let Err(why) = crate::faults::initial() {
+            eprintln!("softrnic: ERROR {why}");
+            if !count.is_null() {
+                // SAFETY: a non-null out-pointer of the caller.
+                unsafe { count.write(0) };
+            }
+            return Err(libc::EINVAL);
+        }
         crate::fork::init_from_environment();
         let list = devices();
         // SAFETY: plain allocation; freed by `ibv_free_device_list`.
@@ -181,7 +190,8 @@ pub unsafe extern "C" fn ibv_query_port_speed(
 fn gid_of(context: *mut IbvContext, port: u32, index: u32) -> Result<crate::env::GidSetting, i32> {
     let context = Context::find(context).ok_or(libc::EINVAL)?;
     let port = u8::try_from(port).map_err(|_| libc::EINVAL)?;
-    context.device.gid(port, index as usize).ok_or(libc::EINVAL)
+    let header = context.process.region.header();
+    context.device.gid(port, index as usize, header).ok_or(libc::EINVAL)
 }
 
 /// `ibv_query_gid`. Returns -1 on failure.
@@ -252,7 +262,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         }
         let mut n = 0;
         for port in 1..=settings().ports() {
-            for (index, gid) in (0_u32..).zip(context.device.gids(port)) {
+            let header = context.process.region.header();
+            let gids = context.device.gids(port, header).unwrap_or_default();
+            for (index, gid) in (0_u32..).zip(gids) {
                 if n >= max {
                     return Err(libc::EINVAL);
                 }

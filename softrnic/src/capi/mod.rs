@@ -9,10 +9,12 @@
 //! manual pages demand; object handles may have any value.
 #![allow(clippy::missing_safety_doc)] // Stated once, above.
 
+pub mod command;
 pub mod control;
 pub mod data;
 pub mod devices;
 pub mod events;
+pub mod faults;
 pub mod ledger;
 pub mod legacy;
 pub mod memory;

@@ -64,6 +64,8 @@ numbers! {
     FAIL_REG_MR = 0, 0, 1 << 40, "fail the n-th registration of the process with ENOMEM (0 = none)";
     REG_US = 0, 0, 10_000_000, "time that every registration takes, in microseconds";
     REG_PAGE_NS = 0, 0, 1_000_000, "time that every page of a registration takes, in nanoseconds";
+    SEED = 1, 0, u64::MAX, "seed of the stepped engine, and of fault plans that name none";
+    STEPS = 1, 0, 1 << 20, "steps that every poll of a CQ makes in the stepped engine (0 = only softrnic_step does)";
     RETRY_MS = 0, 0, 600_000, "transport retry time in ms, instead of timeout and retry_cnt (0 = use those)";
 }
 
@@ -99,6 +101,16 @@ pub const TEXTS: &[Text] = &[
         name: "HOLD",
         default: "none",
         doc: "none, or sq/all: send requests stay pending until released",
+    },
+    Text {
+        name: "ENGINE",
+        default: "inline",
+        doc: "inline (a post runs its requests), stepped (polls and softrnic_step do, in seeded order, on a virtual clock) or thread (a thread of the process does)",
+    },
+    Text {
+        name: "FAULTS",
+        default: "",
+        doc: "file with a fault plan; one that cannot be read leaves the list of devices empty",
     },
     Text {
         name: "FORK",

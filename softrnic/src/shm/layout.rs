@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::lock::RobustLock;
 use super::mapping::Shared;
 use crate::env::{MAX_DEVICES, MAX_GIDS, MAX_PORTS};
+use crate::faults::table::FaultTable;
 
 /// First word of a region.
 pub const REGION_MAGIC: u64 = 0x736f_6674_726e_6963;
 /// Layout version; both ends must agree.
-pub const REGION_VERSION: u32 = 1;
+pub const REGION_VERSION: u32 = 2;
 
 /// Contexts per process.
 pub const CONTEXTS: usize = 256;
@@ -27,6 +28,12 @@ pub const CQS: usize = 1 << 16;
 pub const SRQS: usize = 1 << 14;
 /// MRs per process; also the width of the index inside a key.
 pub const MRS: usize = 1 << 16;
+
+/// Mark of a dead device: no number that a stray store is likely to leave.
+pub const DEAD: u32 = 0x6465_6164;
+
+/// 64-bit words of a device name.
+pub const NAME_WORDS: usize = 6;
 
 /// One port of one device, as peers see it.
 #[repr(C)]
@@ -60,7 +67,18 @@ pub struct Header {
     pub probe: AtomicU64,
     /// Futex word: peers bump it when parked requests of the owner may proceed.
     pub kick: AtomicU32,
-    _pad: AtomicU32,
+    /// Non-zero while requests have to be shown to the fault plan, or are taken apart: bits in [`crate::faults::table`].
+    pub gate: AtomicU32,
+    /// Address of the owner's counters, and how many there are.
+    pub stats: AtomicU64,
+    /// See `stats`.
+    pub stats_len: AtomicU32,
+    /// QP slots that were ever used lie below this index.
+    pub qp_top: AtomicU32,
+    /// Device names, NUL-padded.
+    pub names: [[AtomicU64; NAME_WORDS]; MAX_DEVICES],
+    /// [`DEAD`] for a device that died.
+    pub dead: [AtomicU32; MAX_DEVICES],
     /// Ports, device-major.
     pub ports: [[PortSlot; MAX_PORTS]; MAX_DEVICES],
 }
@@ -71,7 +89,8 @@ pub struct Header {
 pub struct PipeSlot {
     /// File descriptor of the write end in the owner; 0 = none.
     pub fd: AtomicU32,
-    _pad: AtomicU32,
+    /// Ordinal of the context's RDMA device.
+    pub device: AtomicU32,
     /// Device number of the pipe's inode, to recognise a reused descriptor.
     pub dev: AtomicU64,
     /// Inode number.
@@ -125,6 +144,8 @@ pub struct QpSlot {
     pub waiter: AtomicU32,
     /// Set once the "communication established" event was raised.
     pub comm_est: AtomicU32,
+    /// Order of creation among the owner's queue pairs, from 1; written by the owner.
+    pub ordinal: AtomicU32,
     // Written by the owner while posting receives; a line of its own.
     /// Next free receive entry.
     pub rq_tail: Line<AtomicU32>,
@@ -234,8 +255,10 @@ const fn up(offset: usize) -> usize {
     (offset + 4095) & !4095
 }
 
+/// Offset of the fault rules.
+pub const FAULT_OFF: usize = up(size_of::<Header>());
 /// Offset of the context table.
-pub const CTX_OFF: usize = up(size_of::<Header>());
+pub const CTX_OFF: usize = up(FAULT_OFF + size_of::<FaultTable>());
 /// Offset of the channel table.
 pub const CHAN_OFF: usize = up(CTX_OFF + CONTEXTS * size_of::<PipeSlot>());
 /// Offset of the QP table.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::*;
 use super::mapping::{Mapping, Shared};
+use crate::faults::table::FaultTable;
 
 /// A mapped region, our own or a peer's.
 #[derive(Debug)]
@@ -59,6 +60,12 @@ impl Region {
     pub fn header(&self) -> &Header {
         // The mapping is at least HEAP_OFF long, checked at creation and attachment.
         self.map.view(0).unwrap_or_else(|| unreachable!("region shorter than its header"))
+    }
+
+    /// The fault rules.
+    pub fn faults(&self) -> &FaultTable {
+        // Inside the part that every region has, see `header`.
+        self.map.view(FAULT_OFF).unwrap_or_else(|| unreachable!("region shorter than its tables"))
     }
 
     /// A context's event pipe.
