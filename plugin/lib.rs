@@ -21,6 +21,7 @@ pub mod library;
 #[deny(unsafe_code)]
 pub mod log;
 pub mod memory;
+pub mod profiler;
 pub mod sync;
 pub mod thread;
 #[deny(unsafe_code)]

@@ -415,6 +415,29 @@ programs! {
         ],
         once: []
     }
+    profiler {
+        each: [
+            one_of_each,
+            on_the_second_device,
+            adaptive_routing,
+            longer_than_a_work_request,
+            four_qps_in_turn,
+            four_qps_split,
+            group,
+            group_on_4_qps_split,
+            without_parents,
+            nobody_listens,
+            asked_always,
+            asked_never,
+            early_completion,
+            held_then_released,
+            closed_under_way,
+            failed,
+            of_its_own_communicator,
+            without_a_callback,
+        ],
+        once: []
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []
@@ -617,6 +640,10 @@ mod valgrind {
     #[test]
     fn memory_that_outlives_the_library() {
         finds_nothing("hostmem", "outlives_everything", 12);
+    }
+    #[test]
+    fn events_of_work_under_way_at_close() {
+        finds_nothing("profiler", "closed_under_way", 12);
     }
     #[test]
     fn a_failing_communicator() {

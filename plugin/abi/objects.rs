@@ -6,6 +6,7 @@
 use crate::error::{Error, Fault, Result};
 use crate::memory::Region;
 use crate::transport::listener::Listener;
+use crate::transport::profile::Origin;
 use crate::transport::pump::Pump;
 use crate::transport::recv::RecvComm;
 use crate::transport::request::Request;
@@ -61,8 +62,8 @@ pub struct Context {
     pub transport: Arc<Transport>,
     /// The communicator's traffic class.
     pub traffic_class: Option<u8>,
-    /// NCCL's identifier of the communicator.
-    pub comm_id: u64,
+    /// What connections are told of it.
+    pub origin: Origin,
 }
 
 /// Where the pump is in an object of either kind of end.

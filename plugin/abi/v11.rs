@@ -152,10 +152,10 @@ pub(super) unsafe extern "C" fn init(
     comm_id: u64,
     config: *mut CommConfig,
     logger: Logger,
-    _profiler: ProfilerCallback,
+    profiler: ProfilerCallback,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::init_context(ctx, comm_id, v10::traffic_class(config), logger) }
+    unsafe { calls::init_context(ctx, comm_id, v10::traffic_class(config), logger, profiler) }
 }
 unsafe extern "C" fn get_properties(dev: c_int, out: *mut NetProperties) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.

@@ -156,7 +156,7 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::isend(comm, data, size, tag, handle, request) }
+    unsafe { transfer::isend(comm, data, size, tag, handle, std::ptr::null_mut(), request) }
 }
 unsafe extern "C" fn irecv(
     comm: *mut c_void,
@@ -168,7 +168,10 @@ unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, true) }
+    unsafe {
+        let parents = std::ptr::null_mut();
+        transfer::irecv::<_, true>(comm, n, data, sizes, tags, handles, parents, request)
+    }
 }
 pub(super) unsafe extern "C" fn make_vdevice(
     out: *mut c_int,

@@ -116,6 +116,19 @@ pub enum ForkCollateral {
 }
 words!(ForkCollateral { Bounce = "bounce", Register = "register" });
 
+/// `PINRAIL_PROFILER`: whether NCCL's profiler is told of transfers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ProfilerPolicy {
+    /// While it answers, and asked now and then whether it does.
+    #[default]
+    Auto,
+    /// Of each, whether or not it answers.
+    On,
+    /// Never.
+    Off,
+}
+words!(ProfilerPolicy { Auto = "auto", On = "on", Off = "off" });
+
 /// `PINRAIL_LOG`: the least important message that is still logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -165,6 +178,9 @@ mod tests {
         }
         for word in ForkPolicy::WORDS {
             assert_eq!(ForkPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in ProfilerPolicy::WORDS {
+            assert_eq!(ProfilerPolicy::from_word(word).unwrap().to_string(), *word);
         }
         for word in ForkCollateral::WORDS {
             assert_eq!(ForkCollateral::from_word(word).unwrap().to_string(), *word);

@@ -25,7 +25,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use address::{AddrRange, Family, same_prefix};
-pub use choice::{FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering};
+pub use choice::{
+    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback, RelaxedOrdering,
+};
 pub use docs::markdown;
 pub use folder::Folder;
 pub use gid_index::GidIndex;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Given;
 use super::address::{AddrRange, Family};
 use super::choice::{
-    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering,
+    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback, RelaxedOrdering,
 };
 use super::folder::Folder;
 use super::gid_index::GidIndex;
@@ -220,6 +220,11 @@ settings! {
     /// registration, before the first connection closes, and after the last close. The log tells what is missing. Takes
     /// up to a few seconds each time.
     fork_check: bool = "PINRAIL_FORK_CHECK", Form::Flag, default "0";
+
+    /// Whether NCCL's profiler is told of transfers, one event for each queue pair that a message uses. NCCL never says
+    /// whether it has a profiler, only an event's answer does: `auto` asks with each transfer, and with one in 32 when
+    /// 256 events in a row were not answered; `on` asks with each; `off` with none.
+    profiler: ProfilerPolicy = "PINRAIL_PROFILER", Form::Words(ProfilerPolicy::WORDS), default "auto";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
     /// level (`NCCL_DEBUG`) decides.

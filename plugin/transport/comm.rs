@@ -1,6 +1,7 @@
 //! What both ends of a connection share: who the peer is, what an error completion means, when to give up on a peer
 //! that the side channel reports as gone, and how an end tests and fails.
 
+use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
 use crate::error::{Error, Fault};
@@ -47,6 +48,8 @@ pub struct Shared<'a> {
     pub(super) peer: &'a Peer,
     /// What ended the connection: the first failure.
     pub(super) failure: &'a mut Option<Fault>,
+    /// What a profiler is told.
+    pub(super) profile: &'a mut Option<Box<Profile>>,
 }
 
 /// What a sending and a receiving end do alike: tests, and failing for good. Called by one thread at a time.
@@ -131,8 +134,11 @@ pub trait Ending {
     /// Ends the connection for `error`. Later calls repeat the first failure.
     #[cold]
     fn fail(&mut self, error: Error) -> Fault {
-        let Shared { pump, failure, .. } = self.shared();
+        let Shared { pump, failure, profile, .. } = self.shared();
         let error = Box::new(error);
+        if let Some(profile) = profile {
+            profile.stop_all();
+        }
         if failure.is_none() {
             *failure = Some(error.clone());
         }

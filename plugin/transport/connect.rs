@@ -10,6 +10,7 @@ use super::connection::{Policy, Setup, Sizes};
 use super::copies::Spare;
 use super::device::Rail;
 use super::fifo;
+use super::profile::Origin;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::wire::{End, Handle, Hello, Message};
 use super::{Comm, CommShared, Whose, next_owner};
@@ -29,7 +30,7 @@ pub struct Connecting {
     handle: Handle,
     setup: Option<Setup>,
     traffic_class: Option<u8>,
-    comm_id: Option<u64>,
+    origin: Origin,
     stage: Stage,
     /// When the attempt is given up.
     pub deadline: Instant,
@@ -74,7 +75,7 @@ impl Connecting {
         rails: Vec<Rail>,
         handle: Handle,
         traffic_class: Option<u8>,
-        comm_id: Option<u64>,
+        origin: Origin,
     ) -> Result<Self> {
         let settings = &transport.settings;
         let lanes = settings.qps_per_connection as usize * rails.len().max(handle.rails.into());
@@ -86,7 +87,7 @@ impl Connecting {
             transport: Arc::clone(transport),
             setup: Some(setup),
             traffic_class,
-            comm_id,
+            origin,
             // The first call dials.
             stage: Stage::Pause(Instant::now()),
             polled: Instant::now(),
@@ -260,13 +261,14 @@ impl Connecting {
             },
             max_inline,
             owner: next_owner(),
+            profile: self.transport.profile(self.origin, &parts.rails),
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
         let whose = Whose {
             direction: Direction::Send,
             peer: peer.clone(),
-            comm_id: self.comm_id,
+            comm_id: self.origin.id,
             spare: Spare::default(),
             owner: route.owner,
         };

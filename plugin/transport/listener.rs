@@ -11,6 +11,7 @@ use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::fifo;
 use super::flush::{FLUSH_DEPTH, FlushQp};
+use super::profile::Origin;
 use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
 use super::recv::{self, RecvComm};
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
@@ -36,8 +37,7 @@ pub struct Listener {
     transport: Arc<Transport>,
     socket: TcpListener,
     nonce: u64,
-    /// NCCL's identifier of the communicator, where the table version tells it.
-    comm_id: Option<u64>,
+    origin: Origin,
     rails: Vec<Rail>,
     strangers: Vec<(Channel, Instant)>,
     accepting: Option<Accepting>,
@@ -68,7 +68,7 @@ impl Listener {
     pub fn new(
         transport: &Arc<Transport>,
         rails: Vec<Rail>,
-        comm_id: Option<u64>,
+        origin: Origin,
         handle: &mut [u8; HANDLE_BYTES],
     ) -> Result<Self> {
         let settings = &transport.settings;
@@ -91,7 +91,7 @@ impl Listener {
             transport: Arc::clone(transport),
             socket,
             nonce,
-            comm_id,
+            origin,
             rails,
             strangers: Vec::new(),
             accepting: None,
@@ -295,11 +295,12 @@ impl Listener {
             max_inline,
             spare: Spare::default(),
             owner: next_owner(),
+            profile: self.transport.profile(self.origin, &parts.rails),
         };
         let whose = Whose {
             direction: Direction::Receive,
             peer: peer.clone(),
-            comm_id: self.comm_id,
+            comm_id: self.origin.id,
             spare: route.spare.clone(),
             owner: route.owner,
         };

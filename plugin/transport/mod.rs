@@ -17,6 +17,7 @@ pub mod fork;
 pub mod host_memory;
 pub mod lane;
 pub mod listener;
+pub mod profile;
 pub mod pump;
 pub mod receives;
 pub mod recv;
@@ -46,6 +47,8 @@ use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
 use fork::{Fork, Moment};
+use profile::{Origin, Profile};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -167,6 +170,16 @@ impl Transport {
                 Ok(Rail { device, open, address })
             })
             .collect()
+    }
+
+    /// What NCCL's profiler is told of the transfers of an end over these rails.
+    fn profile(&self, origin: Origin, rails: &[Rail]) -> Option<Box<Profile>> {
+        let number = |rail: &Rail| {
+            let at = self.devices().all_ports().iter().position(|p| Arc::ptr_eq(p, &rail.device));
+            at.and_then(|at| c_int::try_from(at).ok()).unwrap_or(-1)
+        };
+        let devices = rails.iter().map(number).collect();
+        Profile::new(origin.profiler, self.settings.profiler, devices).map(Box::new)
     }
 
     /// Where the plugin's own memory may come from if it cannot be pinned.

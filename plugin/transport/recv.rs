@@ -9,6 +9,7 @@ use super::credits::Credits;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
+use super::profile::Profile;
 use super::pump::Pump;
 use super::receives::RecvLane;
 use super::request::{Request, RequestPool, Start, State};
@@ -18,7 +19,9 @@ use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, GateState, Region};
+use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
+use crate::verbs::sys::WR_RDMA_WRITE;
 use crate::verbs::wr::{Flags, Remote, SendChain};
 use std::sync::Arc;
 
@@ -35,6 +38,8 @@ pub struct Posted<'a> {
     pub tag: u32,
     /// Its memory handle; may be absent for an empty buffer.
     pub region: Option<&'a Region>,
+    /// What events for a profiler belong to.
+    pub parent: Parent,
 }
 
 /// What the data path needs to know about the sending end and the way there.
@@ -56,6 +61,8 @@ pub struct Route {
     pub(super) spare: Spare,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
+    /// What NCCL's profiler is told, if there may be one.
+    pub profile: Option<Box<Profile>>,
 }
 
 /// Counters of one receiving end.
@@ -95,6 +102,7 @@ pub struct RecvComm {
     owner: u64,
     fifo_addr: u64,
     fifo_rkeys: Vec<u32>,
+    profile: Option<Box<Profile>>,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
@@ -136,7 +144,7 @@ impl RecvComm {
         let credits = Credits::new(&route, &shadow);
         let lanes = route.lanes.into_iter().enumerate();
         let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
-        Self {
+        let mut comm = Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails());
                 // The usual case writes short entries; without the slots' own requests it does not happen.
@@ -158,6 +166,7 @@ impl RecvComm {
             owner: route.owner,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
+            profile: route.profile,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
@@ -166,7 +175,29 @@ impl RecvComm {
             local: route.local,
             shadow,
             records,
+        };
+        comm.direct();
+        comm
+    }
+
+    /// Sees to it that receives of which a profiler is to know come the general way.
+    fn direct(&mut self) {
+        if let Some(profile) = self.profile.as_mut().filter(|_| self.shadow.is_short()) {
+            profile.direct(&self.pool);
         }
+    }
+
+    /// Tells a profiler of a receive, as of the write that advertises it: which lanes the answer will use, the sender
+    /// alone knows. Whether anybody listens.
+    fn tell(&mut self, index: usize, parents: &[Parent]) -> bool {
+        let Some(profile) = self.profile.as_mut().filter(|p| p.asks(index)) else { return false };
+        let lane = &self.lanes[self.credits.lane(index)].lane;
+        let id = self.credits.id(index).0;
+        let mut answered = false;
+        for (parent, limit) in parents.iter().zip(&self.limits[index]) {
+            answered |= profile.start((index, 0), lane, *parent, (id, WR_RDMA_WRITE, *limit));
+        }
+        answered
     }
 
     /// Tells the requests whom they belong to.
@@ -266,7 +297,9 @@ impl RecvComm {
         }
         let count = members.len();
         let mut limit = 0;
+        let mut parents = [Parent::default(); MEMBERS];
         for (member, posted) in members.enumerate() {
+            parents[member % MEMBERS] = posted.parent;
             let (addr, rkeys) = match posted.region {
                 Some(region) if region.contains(posted.addr, posted.len.into()) => {
                     (posted.addr, *region.rkeys())
@@ -292,6 +325,7 @@ impl RecvComm {
                 },
             );
         }
+        let told = self.tell(index, &parents[..count]);
         if let Err(errno) = self.post_credit(index, count) {
             return Err(self.post_failed("ibv_post_send", errno));
         }
@@ -304,17 +338,18 @@ impl RecvComm {
         let taken = request.index();
         let slot = &mut self.slots[index];
         slot.request = taken;
-        if count > 1 || copied {
-            // Copied data are not in the caller's memory before they are copied, whoever looks.
+        if count > 1 || copied || told {
             slot.await_unusual(sequence, count as u8, limit);
         } else {
             slot.await_one(sequence, limit);
-            if optional {
-                request.set_size(0, limit);
-                request.complete();
-                slot.request = NO_REQUEST;
-            }
         }
+        // Copied data are not in the caller's memory before they are copied, whoever looks.
+        if optional && count == 1 && !copied {
+            request.set_size(0, limit);
+            request.complete();
+            slot.request = NO_REQUEST;
+        }
+        self.direct();
         Ok(self.pool.get(taken))
     }
 
@@ -608,6 +643,9 @@ impl RecvComm {
 
     /// All parts of a receive are here: it is done, unless its data must be copied first.
     fn all_arrived(&mut self, index: usize, slot: Slot, sizes: &[u32; MEMBERS]) {
+        if let Some(profile) = &mut self.profile {
+            profile.stop(index, 0);
+        }
         let copies = self.copies.as_mut().filter(|c| c.holds(index));
         let copied = copies.is_some();
         if let Some(copies) = copies {
@@ -669,6 +707,7 @@ impl Ending for RecvComm {
             watchdog: &mut self.watchdog,
             peer: &self.peer,
             failure: &mut self.failure,
+            profile: &mut self.profile,
         }
     }
 

@@ -9,6 +9,7 @@ use self::group::{CHAIN, Forming, Group, NO_MEMBER};
 use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
+use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
 use super::stripe::Imm;
@@ -16,6 +17,7 @@ use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, Region};
+use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
 use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote, SendChain};
 use std::sync::Arc;
@@ -46,6 +48,8 @@ pub struct Route {
     pub max_inline: u32,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
+    /// What NCCL's profiler is told, if there may be one.
+    pub profile: Option<Box<Profile>>,
     /// Size above which data and immediate are separate work requests, where adaptive routing may reorder packets.
     pub adaptive_threshold: Option<u32>,
 }
@@ -91,6 +95,7 @@ pub struct SendComm {
     chunks_used: u32,
     copied_bytes: u64,
     watchdog: Watchdog,
+    profile: Option<Box<Profile>>,
     peer: Peer,
     failure: Option<Fault>,
     /// Why the last [`Self::try_isend`] could not post.
@@ -134,9 +139,10 @@ impl SendComm {
         cqs: Vec<Arc<CompletionQueue>>,
         fifo: CreditFifo,
         records: SizeRecords,
-        route: Route,
+        mut route: Route,
         peer: Peer,
     ) -> Self {
+        let profile = route.profile.take();
         let pump = Pump::new(gate, cqs);
         let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
         let mut comm = Self {
@@ -160,6 +166,7 @@ impl SendComm {
                 left: 0,
                 list: [NO_MEMBER; MEMBERS],
                 sources: Default::default(),
+                parents: Default::default(),
                 cursor: None,
             }),
             records,
@@ -168,13 +175,18 @@ impl SendComm {
             chunks_used: 0,
             copied_bytes: 0,
             watchdog: Watchdog::default(),
+            profile,
             peer,
             failure: None,
             post_errno: 0,
         };
+        if comm.profile.is_some() {
+            Profile::direct_one(&comm.pool);
+        }
         comm.simple_limit = comm.usual_limit();
-        if comm.simple_limit != 0 && comm.route.adaptive_threshold.is_some() {
-            comm.pairs = Some((Box::new(comm.make_pairs()), comm.route.max_message));
+        if comm.route.adaptive_threshold.is_some() {
+            comm.pairs =
+                comm.may_be_usual().then(|| (Box::new(comm.make_pairs()), comm.route.max_message));
         }
         comm
     }
@@ -204,10 +216,15 @@ impl SendComm {
         Pairs(pairs)
     }
 
-    /// The largest message that takes one work request.
+    /// Whether the connection is one for usual messages.
+    fn may_be_usual(&self) -> bool {
+        self.route.width == 1 && self.fifo.is_short() && self.route.lanes.len() <= SLOTS
+    }
+
+    /// The largest message that takes one work request; 0 while a profiler wants to know of each.
     fn usual_limit(&self) -> u32 {
-        let few_lanes = self.route.lanes.len() <= SLOTS;
-        if self.route.width == 1 && self.fifo.is_short() && few_lanes {
+        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive());
+        if self.may_be_usual() && !told {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
             0
@@ -291,7 +308,7 @@ impl SendComm {
     }
 
     /// Starts sending `size` bytes at `addr` to the oldest advertised receive with this tag. `None`: no such receive
-    /// is advertised yet, or no resource is free; call again.
+    /// is advertised yet, or no resource is free; call again. Events for a profiler belong to `parent`.
     ///
     /// A send larger than the receive is shortened to it, and both ends report the smaller size.
     ///
@@ -303,6 +320,7 @@ impl SendComm {
         size: u32,
         tag: u32,
         region: Option<&Region>,
+        parent: Parent,
     ) -> Result<Option<&Request>, Fault> {
         if !self.pump.gate().is_open() {
             self.attention(true)?;
@@ -317,7 +335,7 @@ impl SendComm {
             }
         }
         match self.fifo.read(slot, 0, sequence) {
-            Some(first) => self.isend_group(addr, size, tag, region, first),
+            Some(first) => self.isend_group(addr, size, tag, (region, parent), first),
             None => Ok(None),
         }
     }
@@ -423,6 +441,7 @@ impl Ending for SendComm {
             watchdog: &mut self.watchdog,
             peer: &self.peer,
             failure: &mut self.failure,
+            profile: &mut self.profile,
         }
     }
 
@@ -453,6 +472,9 @@ impl SendComm {
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
                     self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
+                    if let Some(profile) = &mut self.profile {
+                        profile.stop(id.slot(), id.lane());
+                    }
                     let group = &mut self.groups[id.slot() % SLOTS];
                     group.pending = group.pending.saturating_sub(1);
                     if group.pending == 0 {

@@ -38,6 +38,16 @@ int softrnic_leaks(void);
 /* Attributes and mask of the last successful modify that led to `state`; fills 136 bytes. ENOENT if there was none. */
 int softrnic_qp_trace(uint32_t qp_num, int state, struct ibv_qp_attr *attr, int *mask);
 
+/* Opcode and payload bytes of the newest send request with this id among the last 128 that were posted on a QP of this
+ * process. ENOENT: not among them. */
+int softrnic_posted(uint32_t qp_num, uint64_t wr_id, int *opcode, uint64_t *bytes);
+
+/* Makes the next registration of this process wait until this is called with 0. */
+int softrnic_pause_reg(int on);
+
+/* 1 while a registration waits because of that. */
+int softrnic_reg_paused(void);
+
 /* Raises an async event. `element` is the QP number, CQ handle, SRQ handle or port number, by event type. */
 int softrnic_inject_event(struct ibv_context *context, int event_type, uint32_t element);
 

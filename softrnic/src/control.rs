@@ -1,11 +1,12 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use crate::abi::*;
 use crate::env::settings;
 use crate::objects::{CHANNELS, CONTEXTS, CQS, MRS, PDS, QPS, SRQS};
+use crate::sync::lock;
 
 fn hold() -> &'static AtomicBool {
     static HOLD: OnceLock<AtomicBool> = OnceLock::new();
@@ -58,6 +59,40 @@ pub fn fail_registrations_from(n: u64) {
     FAIL_FROM.store(from_now(n), Ordering::Relaxed);
 }
 
+/// Where a registration that a test pauses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    Off,
+    /// The next one waits.
+    Armed,
+    /// One waits.
+    Waiting,
+}
+
+static PAUSE: (Mutex<Pause>, Condvar) = (Mutex::new(Pause::Off), Condvar::new());
+
+/// Makes the next registration of the process wait, or ends that.
+pub fn pause_registration(on: bool) {
+    *lock(&PAUSE.0) = if on { Pause::Armed } else { Pause::Off };
+    PAUSE.1.notify_all();
+}
+
+/// Whether one waits.
+pub fn is_registration_paused() -> bool {
+    *lock(&PAUSE.0) == Pause::Waiting
+}
+
+/// Waits if a test wants this registration to.
+pub fn wait_if_paused() {
+    let mut pause = lock(&PAUSE.0);
+    if *pause == Pause::Armed {
+        *pause = Pause::Waiting;
+        while *pause == Pause::Waiting {
+            pause = PAUSE.1.wait(pause).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
 /// Chooses the errno of those; 0 = ENOMEM again.
 pub fn set_failure(errno: i32) -> Result<(), i32> {
     match errno {
@@ -91,7 +126,7 @@ pub fn set_port(device: usize, port: u8, up: bool) -> Result<(), i32> {
 /// Moves a QP to the error state with a fatal event, as a device error does.
 pub fn kill_qp(qpn: u32) -> Result<(), i32> {
     let qp = crate::qp::Qp::by_number(qpn).ok_or(libc::EINVAL)?;
-    let mut sq = crate::sync::lock(&qp.sq);
+    let mut sq = lock(&qp.sq);
     qp.fail(&mut sq);
     drop(sq);
     qp.pd.context.raise(EVENT_QP_FATAL, qpn, 0);

@@ -63,8 +63,9 @@ enum Backing {
 
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a registration take the time that the settings say. No lock is held here.
+/// Makes a registration take the time that the settings or a test say. No lock is held here.
 fn take_time(pages: u64) {
+    crate::control::wait_if_paused();
     let delay = settings().reg_delay(pages);
     if delay.is_zero() {
         return;

@@ -83,6 +83,48 @@ pub unsafe extern "C" fn softrnic_qp_trace(
     })
 }
 
+/// Opcode and payload bytes of the newest request with an id that was posted on a QP: ENOENT if it is not remembered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softrnic_posted(
+    qpn: u32,
+    wr_id: u64,
+    opcode: *mut c_int,
+    bytes: *mut u64,
+) -> c_int {
+    code(|| {
+        let qp = Qp::by_number(qpn).ok_or(libc::EINVAL)?;
+        let sq = lock(&qp.sq);
+        let found = sq.recent.iter().rev().find(|r| r.wr_id == wr_id).copied();
+        drop(sq);
+        let found = found.ok_or(libc::ENOENT)?;
+        // SAFETY: out-pointers of the caller.
+        unsafe {
+            if !opcode.is_null() {
+                opcode.write(found.opcode.cast_signed());
+            }
+            if !bytes.is_null() {
+                bytes.write(found.len);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Makes the next registration wait (non-zero), or ends that and lets the one that waits go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_pause_reg(on: c_int) -> c_int {
+    code(|| {
+        control::pause_registration(on != 0);
+        Ok(())
+    })
+}
+
+/// Whether a registration waits because of that.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_reg_paused() -> c_int {
+    guard(0, || c_int::from(control::is_registration_paused()))
+}
+
 /// Raises an async event on a context. `element`: QP number, CQ handle, SRQ handle or port number, by event type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn softrnic_inject_event(
