@@ -438,6 +438,25 @@ programs! {
         ],
         once: []
     }
+    gpu {
+        each: [
+            pointer_kinds,
+            dmabufs_not_supported,
+            dmabufs_unknown_to_the_kernel,
+            each_device_for_itself,
+            forced_flush,
+            data_direct,
+            dmabuf_offsets,
+            dmabuf_out_of_step,
+            dmabuf_identity,
+            flushed_by_the_driver,
+            driver_does_not_flush,
+            driver_does_not_offer_it,
+            asked_for_without_a_driver,
+            flushed_by_reads,
+        ],
+        once: [one_member_refuses, flushed_on_every_member, flushed_once_for_all_members]
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []

@@ -219,6 +219,7 @@ pub fn properties(index: c_int) -> Result<Properties> {
         pci_path: first.pci_path.as_deref().map_or(std::ptr::null(), kept),
         guid: first.guid,
         ptr_support,
+        force_flush: transport.settings.forces_flush().into(),
         speed: c_int::try_from(sum).unwrap_or(c_int::MAX),
         port: c_int::try_from(first.reported_port).unwrap_or(1),
         latency: 0.0,

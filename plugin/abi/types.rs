@@ -69,6 +69,7 @@ pub struct Properties {
     pub pci_path: *const c_char,
     pub guid: u64,
     pub ptr_support: c_int,
+    pub force_flush: c_int,
     pub speed: c_int,
     pub port: c_int,
     pub latency: f32,

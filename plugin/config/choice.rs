@@ -80,6 +80,17 @@ pub enum FlushPolicy {
 }
 words!(FlushPolicy { Auto = "auto", Always = "always", Never = "never" });
 
+/// `PINRAIL_FLUSH_METHOD`: what makes received data visible to a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FlushMethod {
+    /// A read over the device that wrote them.
+    #[default]
+    Read,
+    /// The CUDA driver where the GPU offers it, else a read.
+    Cuda,
+}
+words!(FlushMethod { Read = "read", Cuda = "cuda" });
+
 /// `PINRAIL_REG_FALLBACK`: what happens with host memory that cannot be pinned where it lies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RegFallback {
@@ -181,6 +192,9 @@ mod tests {
         }
         for word in ProfilerPolicy::WORDS {
             assert_eq!(ProfilerPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in FlushMethod::WORDS {
+            assert_eq!(FlushMethod::from_word(word).unwrap().to_string(), *word);
         }
         for word in ForkCollateral::WORDS {
             assert_eq!(ForkCollateral::from_word(word).unwrap().to_string(), *word);

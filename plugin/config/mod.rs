@@ -26,7 +26,8 @@ use std::time::Duration;
 
 pub use address::{AddrRange, Family, same_prefix};
 pub use choice::{
-    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback, RelaxedOrdering,
+    FlushMethod, FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback,
+    RelaxedOrdering,
 };
 pub use docs::markdown;
 pub use folder::Folder;
@@ -216,6 +217,11 @@ impl Settings {
     /// `NCCL_IB_DISABLE` turns the plugin off: it is set and nobody asked for the plugin by name.
     pub fn disabled(&self) -> bool {
         self.ib_disable && !self.asked_for_by_name()
+    }
+
+    /// Whether NCCL is to ask for a flush on every GPU: asked for, and not turned off.
+    pub fn forces_flush(&self) -> bool {
+        self.force_flush && !self.gdr_flush_disable && self.flush != FlushPolicy::Never
     }
 
     /// One line with every value that differs from its default, with its origin, and with what

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::Given;
 use super::address::{AddrRange, Family};
 use super::choice::{
-    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback, RelaxedOrdering,
+    FlushMethod, FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback,
+    RelaxedOrdering,
 };
 use super::folder::Folder;
 use super::gid_index::GidIndex;
@@ -152,6 +153,10 @@ settings! {
     /// 1 leaves the flush after a receive into GPU memory out.
     gdr_flush_disable: bool = "NCCL_GDR_FLUSH_DISABLE", Form::Flag, default "0";
 
+    /// 1 makes NCCL ask for a flush also on GPUs that need none, Hopper and later. NCCL reads it itself; pinrail says it of
+    /// its devices too, unless it is told not to flush.
+    force_flush: bool = "NCCL_NET_FORCE_FLUSH", Form::Flag, default "0";
+
     /// 1 tries every failed change of a queue pair's state again; 0 only those that timed out.
     mqp_retry_all: bool = "NCCL_IB_MQP_RETRY_ALL", Form::Flag, default "0";
 
@@ -193,6 +198,11 @@ settings! {
     /// When a receive into GPU memory is followed by a flush: `auto` where it is needed, `always`
     /// for every flush NCCL asks for, `never`.
     flush: FlushPolicy = "PINRAIL_FLUSH", Form::Words(FlushPolicy::WORDS), default "auto";
+
+    /// What such a flush is: `read`, a read over each device that carried data, or `cuda`,
+    /// `cuFlushGPUDirectRDMAWrites` where the GPU offers it and is that of NCCL's thread, else a read. The driver's needs no
+    /// device and makes NCCL's thread wait in the driver.
+    flush_method: FlushMethod = "PINRAIL_FLUSH_METHOD", Form::Words(FlushMethod::WORDS), default "read";
 
     /// What happens with host memory that cannot be pinned where it lies: `bounce` copies through
     /// memory that was pinned first, `fail` fails the registration.

@@ -10,7 +10,7 @@ use super::copies::Spare;
 use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::fifo;
-use super::flush::{FLUSH_DEPTH, FlushQp};
+use super::flush::{FLUSH_DEPTH, FlushQp, Flushes};
 use super::profile::Origin;
 use super::receives::{RECV_BATCH, RECV_DEPTH, receives};
 use super::recv::{self, RecvComm};
@@ -288,6 +288,11 @@ impl Listener {
         }
         let route = recv::Route {
             lanes: parts.lanes,
+            flushes: if flush.is_empty() {
+                Flushes::default()
+            } else {
+                Flushes::new(settings.flush_method)
+            },
             flush,
             local: parts.registered,
             fifo_addr: hello.memory,

@@ -134,11 +134,30 @@ impl Transport {
         } else {
             tracing::info!("using {} through {library}", names.join(", "));
         }
+        if !names.is_empty() {
+            tracing::info!("GPU memory: {}", self.gpu_memory());
+        }
         let memlock = host::limits::memlock();
         if !names.is_empty() && memlock.soft.is_some() {
             tracing::info!(
                 "memory lock limit in bytes: {memlock}; each registration counts against it"
             );
+        }
+    }
+
+    /// How devices reach GPU memory.
+    fn gpu_memory(&self) -> String {
+        let devices = self.devices();
+        let ports = devices.all_ports();
+        let takers: Vec<_> = ports.iter().filter(|p| p.dmabuf).map(|p| &*p.port.label).collect();
+        let dmabuf = match takers.len() {
+            0 => "no device takes DMA-BUFs".to_owned(),
+            all if all == ports.len() => "all devices take DMA-BUFs".to_owned(),
+            _ => format!("DMA-BUFs on {} only", takers.join(", ")),
+        };
+        match Sysfs::from_settings(&self.settings).peermem() {
+            Some(module) => format!("{dmabuf}; by address through {module}"),
+            None => format!("{dmabuf}; not by address, as no peer-memory module is loaded"),
         }
     }
 

@@ -7,7 +7,7 @@ use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
-use super::flush::FlushQp;
+use super::flush::{FlushQp, Flushes};
 use super::lane::{Kind, Lane, WrId};
 use super::profile::Profile;
 use super::pump::Pump;
@@ -18,7 +18,7 @@ use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
-use crate::memory::{Gate, GateState, Region};
+use crate::memory::{Gate, GateState, Region, RegionKind};
 use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
 use crate::verbs::sys::WR_RDMA_WRITE;
@@ -49,6 +49,8 @@ pub struct Route {
     pub lanes: Vec<Lane>,
     /// Loopback queue pairs in rail order; none when nothing needs a flush.
     pub flush: Vec<FlushQp>,
+    /// How data become visible to a GPU.
+    pub flushes: Flushes,
     /// Registrations of the credit copies and size records in rail order.
     pub local: Vec<Arc<Registered>>,
     /// Address of the sender's FIFO.
@@ -71,7 +73,9 @@ pub struct Route {
 pub struct RecvStats {
     /// Receives advertised, wrapping.
     pub receives: u32,
+    /// Flushes by reads, and by the CUDA driver.
     pub flushes: u64,
+    pub driver_flushes: u64,
     /// Flush calls that had nothing to wait for.
     pub flushes_skipped: u64,
     /// Receives that were copied to where they belong, and their bytes.
@@ -94,8 +98,7 @@ pub struct RecvComm {
     limits: Box<[[u32; MEMBERS]; SLOTS]>,
     flush: Vec<FlushQp>,
     flush_wrs: FlushWrs,
-    flushes: u64,
-    flushes_skipped: u64,
+    flushes: Flushes,
     copied: u64,
     copied_bytes: u64,
     spare: Spare,
@@ -147,6 +150,7 @@ impl RecvComm {
         let mut comm = Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails());
+                let pool = if route.flushes.asks_driver() { pool.without_flushes() } else { pool };
                 // The usual case writes short entries; without the slots' own requests it does not happen.
                 if shadow.is_short() { pool } else { pool.without_own() }
             },
@@ -158,8 +162,7 @@ impl RecvComm {
             limits: Box::new([[0; MEMBERS]; SLOTS]),
             flush: route.flush,
             flush_wrs: FlushWrs(SendChain::new(1)),
-            flushes: 0,
-            flushes_skipped: 0,
+            flushes: route.flushes,
             copied: 0,
             copied_bytes: 0,
             spare: route.spare,
@@ -209,8 +212,9 @@ impl RecvComm {
     pub fn stats(&self) -> RecvStats {
         RecvStats {
             receives: self.next,
-            flushes: self.flushes,
-            flushes_skipped: self.flushes_skipped,
+            flushes: self.flushes.by_reads,
+            driver_flushes: self.flushes.by_driver,
+            flushes_skipped: self.flushes.skipped,
             copied: self.copied,
             copied_bytes: self.copied_bytes,
         }
@@ -430,7 +434,7 @@ impl RecvComm {
         hand_out: impl FnOnce(&Request),
     ) -> Start {
         let [flush] = &mut self.flush[..] else { return Start::General };
-        let number = self.flushes as usize % SLOTS;
+        let number = self.flushes.by_reads as usize % SLOTS;
         let request = self.pool.own_flush(number);
         if !self.pump.gate().is_open()
             || !region.contains(addr, 1)
@@ -440,7 +444,7 @@ impl RecvComm {
         }
         self.pool.take_own(request);
         hand_out(request);
-        self.flushes += 1;
+        self.flushes.by_reads += 1;
         match flush
             .post_usual(number, Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] })
         {
@@ -452,8 +456,8 @@ impl RecvComm {
         }
     }
 
-    /// Starts a flush of what was received at `addr`, one byte inside `region`, on every rail that carried data.
-    /// `None`: nothing to wait for.
+    /// Starts a flush of what was received at `addr`, one byte inside `region`, on every rail that carried data; or lets the
+    /// CUDA driver do it, if that was asked for. `None`: nothing to wait for.
     ///
     /// # Errors
     /// The connection failed, the address is not inside the region, or more flushes are in flight than receives can be.
@@ -471,6 +475,9 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
+        if region.kind() != RegionKind::Host && self.flushes.by_driver(addr, &self.peer) {
+            return Ok(None);
+        }
         let carried = |rail: usize| self.lanes.iter().any(|l| l.lane.rail == rail && l.is_used());
         let mut used = 0_u32;
         for flush in self.flush.iter().filter(|f| carried(f.lane.rail)) {
@@ -482,7 +489,7 @@ impl RecvComm {
         }
         let rails = self.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
-            self.flushes_skipped += 1;
+            self.skip_flush();
             return Ok(None);
         }
         // Bounded: a flush queue pair has a slot per receive in flight, and its reads complete on their own.
@@ -504,13 +511,13 @@ impl RecvComm {
                 return Err(self.post_failed("ibv_post_send (flush)", errno));
             }
         }
-        self.flushes += 1;
+        self.flushes.read(rails);
         Ok(self.pool.get(index))
     }
 
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
-        self.flushes_skipped += 1;
+        self.flushes.skipped += 1;
     }
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
@@ -767,6 +774,9 @@ impl Ending for RecvComm {
 
 impl Drop for RecvComm {
     fn drop(&mut self) {
+        if !self.flushes.is_none() {
+            tracing::debug!("{}: {}", self.peer, self.flushes);
+        }
         if self.copied > 0 {
             tracing::info!(
                 "{}: {} receives of {} bytes were copied to where they belong",

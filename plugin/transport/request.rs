@@ -237,6 +237,14 @@ impl RequestPool {
         (own.state() == State::WITHHELD) == yes
     }
 
+    /// The same pool with the requests of usual flushes out of use.
+    pub fn without_flushes(self) -> Self {
+        for request in &self.own[SLOTS..] {
+            request.state.set(State::WITHHELD);
+        }
+        self
+    }
+
     /// Tells every request whom it belongs to: the address that test() starts from.
     pub fn set_owner(&mut self, owner: usize) {
         for request in self.own.iter().chain(&self.others) {
