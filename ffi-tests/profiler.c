@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "pair.h"
 #include "softrnic.h"
@@ -509,6 +511,42 @@ static void of_its_own_communicator(int version)
     desk_close(&desk);
 }
 
+/* A child is refused, and its parent's events are not its own to end. */
+static void forked_under_way(int version)
+{
+    struct desk desk;
+    static const int tag = 7;
+    static const size_t size = 1000;
+    int running = version < 10 ? 0 : 1;
+    desk_open(&desk, version);
+    void *parent = recv_parent(&desk, 0);
+    void *receive = recv_for(&desk, 1, &size, &tag, &parent);
+    rnic_hold(true);
+    void *send = send_for(&desk, 0, size, tag, send_parent(&desk, 0));
+    int child = fork_child(), before = questions, status = 0;
+    if (child == 0) {
+        void *data = desk.to.data, *request = NULL;
+        int tags[1] = {tag}, done = 0;
+        size_t sizes[1] = {size};
+        CHECK_REFUSED(net_isend_for(&desk.net, desk.pair.send, data, size, tag, desk.from_mr, send_parent(&desk, 0), &request));
+        CHECK_REFUSED(net_irecv_for(&desk.net, desk.pair.recv, 1, &data, sizes, tags, &desk.to_mr, &parent, &request));
+        CHECK_REFUSED(net_test(&desk.net, send, &done, NULL));
+        CHECK_REFUSED(net_close_send(&desk.net, desk.pair.send));
+        CHECK_REFUSED(net_close_recv(&desk.net, desk.pair.recv));
+        CHECK_EQ(questions, before);
+        CHECK_EQ(tally(send_parent(&desk, 0), 0).running, running);
+        CHECK_EQ(tally(parent, 0).running, running);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    rnic_hold(false);
+    CHECK_EQ(wait_size(&desk.net, send), size);
+    CHECK_EQ(wait_size(&desk.net, receive), size);
+    CHECK_EQ(tally(send_parent(&desk, 0), 0).running + tally(parent, 0).running, 0);
+    desk_close(&desk);
+}
+
 static void without_a_callback(int version)
 {
     struct desk desk;
@@ -535,6 +573,7 @@ const struct ffi_case ffi_cases[] = {
     EACH(held_then_released),
     EACH(closed_under_way),
     EACH(failed),
+    EACH(forked_under_way),
     EACH(of_its_own_communicator),
     EACH(without_a_callback),
     {0},

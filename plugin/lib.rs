@@ -22,6 +22,8 @@ pub mod library;
 pub mod log;
 pub mod memory;
 pub mod profiler;
+#[deny(unsafe_code)]
+pub mod records;
 pub mod sync;
 pub mod thread;
 #[deny(unsafe_code)]

@@ -229,6 +229,7 @@ programs! {
             device_refuses,
             during_traffic,
             same_ranges_during_traffic,
+            while_another_waits,
         ],
         once: []
     }
@@ -433,6 +434,7 @@ programs! {
             held_then_released,
             closed_under_way,
             failed,
+            forked_under_way,
             of_its_own_communicator,
             without_a_callback,
         ],
@@ -456,6 +458,10 @@ programs! {
             flushed_by_reads,
         ],
         once: [one_member_refuses, flushed_on_every_member, flushed_once_for_all_members]
+    }
+    failures {
+        each: [one_reason_for_all, no_answer],
+        once: []
     }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
