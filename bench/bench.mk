@@ -4,10 +4,11 @@
 #                    BOUNCE=send|recv|both: also with buffers that cannot be pinned, and the ratio to the others
 #   make bench-cpu   instructions, posts and memory per operation, against bench/record/cpu.json
 #                    (CPU_ARGS=--update rewrites the record, CPU_ARGS=--enforce fails over budget)
+#   make bench-register  time per registration for up to 100,000 distinct ranges (printed, not judged)
 #   make bench-test  the tests of the bench
 BENCH := target/release/pinrail-bench
 
-.PHONY: bench bench-cpu bench-test bench-build
+.PHONY: bench bench-cpu bench-register bench-test bench-build
 
 bench-build: deps
 	cargo build --release -q -p pinrail-bench
@@ -17,6 +18,9 @@ bench: dist bench-build
 
 bench-cpu: dist bench-build
 	$(BENCH) cpu $(CPU_ARGS)
+
+bench-register: dist bench-build
+	$(BENCH) register $(REGISTER_ARGS)
 
 bench-test: dist
 	cargo test -p pinrail-bench

@@ -9,7 +9,8 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, DESTROYED = 709, NOT_REGISTERED = 713 };
 enum { DEVICE = 5, MOST = 256, MOST_RESETS = 8 };
-enum { ATTRIBUTE_MEMORY_TYPE = 2, MEMORY_TYPE_HOST = 1 };
+enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_ORDINAL = 9, MEMORY_TYPE_HOST = 1, MEMORY_TYPE_DEVICE = 2 };
+enum { DEVICES = 8, FLUSH_OPTIONS = 117, OF_THE_CONTEXT = 0, TO_ITS_GPU = 100 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_cuda_call noted[MOST];
@@ -19,6 +20,13 @@ static struct {
     char *start;
     size_t size;
 } registered[MOST];
+
+static struct {
+    char *start;
+    size_t size;
+    int ordinal;
+} gpu_memory;
+static int flush_options = 1, flush_result;
 
 /* One after the other: each reset ends one. */
 static char contexts[MOST_RESETS];
@@ -109,6 +117,23 @@ int fake_cuda_retained(void)
 void fake_cuda_refuse(int code)
 {
     refusal = code;
+}
+
+void fake_cuda_memory(void *address, size_t size, int ordinal)
+{
+    pthread_mutex_lock(&lock);
+    gpu_memory.start = address;
+    gpu_memory.size = size;
+    gpu_memory.ordinal = ordinal;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_flush(int options, int code)
+{
+    pthread_mutex_lock(&lock);
+    flush_options = options;
+    flush_result = code;
+    pthread_mutex_unlock(&lock);
 }
 
 size_t fake_cuda_calls(struct fake_cuda_call *calls, size_t room)
@@ -217,10 +242,43 @@ int cuMemHostUnregister(void *address)
     return call.result;
 }
 
+int cuDeviceGet(int *device, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= DEVICES) return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    if (attribute != FLUSH_OPTIONS) return INVALID_VALUE;
+    if (device < 0 || device >= DEVICES) return INVALID_DEVICE;
+    pthread_mutex_lock(&lock);
+    *value = flush_options;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    pthread_mutex_lock(&lock);
+    int result = target == OF_THE_CONTEXT && scope == TO_ITS_GPU ? context_result() : INVALID_VALUE;
+    if (result == SUCCESS) result = flush_result;
+    note((struct fake_cuda_call){.name = FAKE_FLUSH, .result = result});
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 int cuPointerGetAttribute(void *out, int attribute, unsigned long long address)
 {
     int result = INVALID_VALUE;
     pthread_mutex_lock(&lock);
+    unsigned long long gpu = (unsigned long long)(uintptr_t)gpu_memory.start;
+    if (gpu && address >= gpu && address - gpu < gpu_memory.size) {
+        result = attribute == ATTRIBUTE_MEMORY_TYPE || attribute == ATTRIBUTE_ORDINAL ? SUCCESS : INVALID_VALUE;
+        if (attribute == ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = MEMORY_TYPE_DEVICE;
+        if (attribute == ATTRIBUTE_ORDINAL) *(int *)out = gpu_memory.ordinal;
+    }
     for (size_t i = 0; i < MOST; i++) {
         unsigned long long start = (unsigned long long)(uintptr_t)registered[i].start;
         if (!start || address < start || address - start >= registered[i].size) continue;

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum fake_cuda_name { FAKE_REGISTER = 1, FAKE_UNREGISTER, FAKE_RETAIN, FAKE_PUSH, FAKE_POP, FAKE_RELEASE };
+enum fake_cuda_name { FAKE_REGISTER = 1, FAKE_UNREGISTER, FAKE_RETAIN, FAKE_PUSH, FAKE_POP, FAKE_RELEASE, FAKE_FLUSH };
 
 struct fake_cuda_call {
     enum fake_cuda_name name;
@@ -34,6 +34,10 @@ void fake_cuda_refuse_context(int code);
 int fake_cuda_retained(void);
 /* What cuMemHostRegister answers from now on; 0: success. */
 void fake_cuda_refuse(int code);
+/* A range that is memory of the GPU with this number in the process; one at a time. Contexts are of number 5. */
+void fake_cuda_memory(void *address, size_t size, int ordinal);
+/* Whom the GPUs offer a flush (1: the host, 2: streams), and what it answers from now on; 0: success. */
+void fake_cuda_flush(int options, int code);
 /* Copies the calls so far, at most `room`; returns how many there were. */
 size_t fake_cuda_calls(struct fake_cuda_call *calls, size_t room);
 
@@ -46,6 +50,9 @@ int cuCtxPushCurrent_v2(void *context);
 int cuCtxPopCurrent_v2(void **context);
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags);
 int cuMemHostUnregister(void *address);
+int cuDeviceGet(int *device, int ordinal);
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+int cuFlushGPUDirectRDMAWrites(int target, int scope);
 int cuPointerGetAttribute(void *out, int attribute, unsigned long long address);
 
 #endif

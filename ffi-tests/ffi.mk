@@ -9,15 +9,16 @@ FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-pro
 	-Wshadow -fno-omit-frame-pointer -pthread
 
 FFI_SHARED := harness payload observe net pair softrnic held forked records host
-# A CUDA driver that programs load.
+# A CUDA driver that programs load, and a library of mlx5 devices.
 FFI_CUDA := $(FFI_OUT)/libcuda.so.1
+FFI_MLX5 := $(FFI_OUT)/libmlx5.so.1
 FFI_HEADERS := $(wildcard $(FFI_DIR)*.h) $(FFI_DIR)../include/pinrail.h
-FFI_PROGRAMS := $(filter-out $(FFI_SHARED) fakecuda,$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
+FFI_PROGRAMS := $(filter-out $(FFI_SHARED) fakecuda fakemlx5,$(basename $(notdir $(wildcard $(FFI_DIR)*.c))))
 FFI_BINARIES := $(addprefix $(FFI_OUT)/,$(FFI_PROGRAMS))
 FFI_SHARED_OBJECTS := $(addprefix $(FFI_OUT)/,$(addsuffix .o,$(FFI_SHARED)))
 
 .PHONY: ffi-programs ffi-list
-ffi-programs: $(FFI_BINARIES) $(FFI_CUDA)
+ffi-programs: $(FFI_BINARIES) $(FFI_CUDA) $(FFI_MLX5)
 
 # The names of the programs, for tests/ffi.rs.
 ffi-list:
@@ -33,5 +34,9 @@ $(FFI_OUT)/%: $(FFI_OUT)/%.o $(FFI_SHARED_OBJECTS)
 $(FFI_CUDA): $(FFI_DIR)fakecuda.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
 	@mkdir -p $(FFI_OUT)
 	$(CC) $(FFI_CFLAGS) -shared -fPIC -Wl,-soname,libcuda.so.1 $< -o $@ -ldl
+
+$(FFI_MLX5): $(FFI_DIR)fakemlx5.c $(FFI_DIR)fakemlx5.map $(FFI_DIR)ffi.mk
+	@mkdir -p $(FFI_OUT)
+	$(CC) $(FFI_CFLAGS) -shared -fPIC -Wl,-soname,libmlx5.so.1 -Wl,--version-script,$(FFI_DIR)fakemlx5.map $< -o $@
 
 .PRECIOUS: $(FFI_OUT)/%.o

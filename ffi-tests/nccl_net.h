@@ -42,6 +42,19 @@ typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, 
 typedef ncclResult_t (*ncclProfilerCallback_t)(void **eHandle, int type, void *pHandle,
                                                int64_t pluginId, void *extData);
 
+enum { ncclProfilerNetEventStart = 0, ncclProfilerNetEventStop, ncclProfilerNetEventUpdate, ncclProfilerNetEventUpdateAndStop };
+
+typedef struct {
+    uint8_t type; /* bit 0: about a queue pair */
+    struct {
+        int device;
+        uint64_t wr_id;
+        int opcode;
+        int qpNum;
+        size_t length;
+    } qp;
+} ncclProfilerNetIbDescr_v1_t;
+
 typedef struct {
     ncclNetDeviceType netDeviceType;
     int netDeviceVersion;
@@ -458,6 +471,12 @@ FFI_AT(ncclNetAttr_t, recvCommAttr, 16);
 FFI_AT(ncclNetAttr_t, op, 32);
 FFI_AT(ncclNetAttr_t, algo, 36);
 FFI_AT(ncclNetAttr_t, proto, 40);
+FFI_SIZE(ncclProfilerNetIbDescr_v1_t, 40);
+FFI_AT(ncclProfilerNetIbDescr_v1_t, qp.device, 8);
+FFI_AT(ncclProfilerNetIbDescr_v1_t, qp.wr_id, 16);
+FFI_AT(ncclProfilerNetIbDescr_v1_t, qp.opcode, 24);
+FFI_AT(ncclProfilerNetIbDescr_v1_t, qp.qpNum, 28);
+FFI_AT(ncclProfilerNetIbDescr_v1_t, qp.length, 32);
 FFI_SIZE(ncclNetDeviceHandle_t, 32);
 FFI_AT(ncclNetDeviceHandle_t, netDeviceVersion, 4);
 FFI_AT(ncclNetDeviceHandle_t, handle, 8);

@@ -43,13 +43,19 @@ void net_unload(struct net *net)
     net->table = NULL;
 }
 
-void net_start(struct net *net, int version)
+void net_start_profiled(struct net *net, int version, ncclProfilerCallback_t profiler)
 {
     int ndev = -1;
     net_load(net, version);
+    net->profiler = profiler;
     CHECK_OK(net_init(net, 0x1122334455667788u, ffi_logger));
     CHECK_OK(net_devices(net, &ndev));
     if (ndev < 1) FAIL("%d devices on the software RNIC", ndev);
+}
+
+void net_start(struct net *net, int version)
+{
+    net_start_profiled(net, version, NULL);
 }
 
 void net_stop(struct net *net)
@@ -92,9 +98,9 @@ ncclResult_t net_init_context(struct net *net, uint64_t comm_id, ncclDebugLogger
     case 7: return TABLE(7)->init(logger);
     case 8: return TABLE(8)->init(logger);
     case 9: return TABLE(9)->init(logger);
-    case 10: return TABLE(10)->init(logger, NULL);
-    case 11: return TABLE(11)->init(context, comm_id, &config, logger, NULL);
-    default: return TABLE(12)->init(context, comm_id, &config, logger, NULL);
+    case 10: return TABLE(10)->init(logger, net->profiler);
+    case 11: return TABLE(11)->init(context, comm_id, &config, logger, net->profiler);
+    default: return TABLE(12)->init(context, comm_id, &config, logger, net->profiler);
     }
 }
 
@@ -279,22 +285,28 @@ ncclResult_t net_dereg_mr(const struct net *net, void *comm, void *mhandle)
 
 /* ---- data path ----------------------------------------------------------------------------------------------- */
 
-ncclResult_t net_isend(const struct net *net, void *comm, void *data, size_t size, int tag, void *mhandle,
-                       void **request)
+ncclResult_t net_isend_for(const struct net *net, void *comm, void *data, size_t size, int tag, void *mhandle,
+                           void *phandle, void **request)
 {
     switch (net->version) {
     case 6: return TABLE(6)->isend(comm, data, (int)size, tag, mhandle, request);
     case 7: return TABLE(7)->isend(comm, data, (int)size, tag, mhandle, request);
     case 8: return TABLE(8)->isend(comm, data, (int)size, tag, mhandle, request);
     case 9: return TABLE(9)->isend(comm, data, size, tag, mhandle, request);
-    case 10: return TABLE(10)->isend(comm, data, size, tag, mhandle, NULL, request);
-    case 11: return TABLE(11)->isend(comm, data, size, tag, mhandle, NULL, request);
-    default: return TABLE(12)->isend(comm, data, size, tag, mhandle, NULL, request);
+    case 10: return TABLE(10)->isend(comm, data, size, tag, mhandle, phandle, request);
+    case 11: return TABLE(11)->isend(comm, data, size, tag, mhandle, phandle, request);
+    default: return TABLE(12)->isend(comm, data, size, tag, mhandle, phandle, request);
     }
 }
 
-ncclResult_t net_irecv(const struct net *net, void *comm, int n, void **data, size_t *sizes, int *tags,
-                       void **mhandles, void **request)
+ncclResult_t net_isend(const struct net *net, void *comm, void *data, size_t size, int tag, void *mhandle,
+                       void **request)
+{
+    return net_isend_for(net, comm, data, size, tag, mhandle, NULL, request);
+}
+
+ncclResult_t net_irecv_for(const struct net *net, void *comm, int n, void **data, size_t *sizes, int *tags,
+                           void **mhandles, void **phandles, void **request)
 {
     int narrow[MOST_MEMBERS];
     int *int_sizes = sizes ? narrow : NULL;
@@ -305,10 +317,16 @@ ncclResult_t net_irecv(const struct net *net, void *comm, int n, void **data, si
     case 7: return TABLE(7)->irecv(comm, n, data, int_sizes, tags, mhandles, request);
     case 8: return TABLE(8)->irecv(comm, n, data, int_sizes, tags, mhandles, request);
     case 9: return TABLE(9)->irecv(comm, n, data, sizes, tags, mhandles, request);
-    case 10: return TABLE(10)->irecv(comm, n, data, sizes, tags, mhandles, NULL, request);
-    case 11: return TABLE(11)->irecv(comm, n, data, sizes, tags, mhandles, NULL, request);
-    default: return TABLE(12)->irecv(comm, n, data, sizes, tags, mhandles, NULL, request);
+    case 10: return TABLE(10)->irecv(comm, n, data, sizes, tags, mhandles, phandles, request);
+    case 11: return TABLE(11)->irecv(comm, n, data, sizes, tags, mhandles, phandles, request);
+    default: return TABLE(12)->irecv(comm, n, data, sizes, tags, mhandles, phandles, request);
     }
+}
+
+ncclResult_t net_irecv(const struct net *net, void *comm, int n, void **data, size_t *sizes, int *tags,
+                       void **mhandles, void **request)
+{
+    return net_irecv_for(net, comm, n, data, sizes, tags, mhandles, NULL, request);
 }
 
 ncclResult_t net_iflush(const struct net *net, void *comm, int n, void **data, int *sizes, void **mhandles,

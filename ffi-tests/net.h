@@ -15,6 +15,7 @@ struct net {
     void *library;     /* dlopen handle */
     const void *table; /* ncclNet_vN_t */
     void *context;     /* v11, v12 */
+    ncclProfilerCallback_t profiler; /* given to init in v10 and later */
 };
 
 /* The traffic class that communicators ask for, -1 for none: a word of init in v11 and v12, of connect in v10. */
@@ -46,6 +47,8 @@ struct net_properties {
 /* dlopen as NCCL does it, and the table of one version. */
 void net_load(struct net *net, int version);
 void net_unload(struct net *net);
+/* As net_start, with a profiler. */
+void net_start_profiled(struct net *net, int version, ncclProfilerCallback_t profiler);
 /* net_load, init with the test's logger, and at least one device. */
 void net_start(struct net *net, int version);
 /* finalize where the version has it, then net_unload. */
@@ -77,6 +80,11 @@ ncclResult_t net_isend(const struct net *net, void *send_comm, void *data, size_
                        void **request);
 ncclResult_t net_irecv(const struct net *net, void *recv_comm, int n, void **data, size_t *sizes, int *tags,
                        void **mhandles, void **request);
+/* The same with what events for a profiler belong to, which versions before v10 cannot say. */
+ncclResult_t net_isend_for(const struct net *net, void *send_comm, void *data, size_t size, int tag, void *mhandle,
+                           void *phandle, void **request);
+ncclResult_t net_irecv_for(const struct net *net, void *recv_comm, int n, void **data, size_t *sizes, int *tags,
+                           void **mhandles, void **phandles, void **request);
 ncclResult_t net_iflush(const struct net *net, void *recv_comm, int n, void **data, int *sizes, void **mhandles,
                         void **request);
 ncclResult_t net_test(const struct net *net, void *request, int *done, int *sizes);

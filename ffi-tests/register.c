@@ -296,6 +296,69 @@ static void same_ranges_during_traffic(int version)
     net_stop(&net);
 }
 
+/* ---- one that takes long --------------------------------------------------------------------------------------- */
+
+struct slow {
+    const struct net *net;
+    void *comm, *mr;
+    struct guarded memory;
+};
+
+static void *register_slowly(void *argument)
+{
+    struct slow *slow = argument;
+    slow->mr = register_host_(slow->net, slow->comm, slow->memory.data, slow->memory.size);
+    return NULL;
+}
+
+/*
+ * A registration that the device does not answer holds up nobody: others of the same device, even of the same range, are
+ * made and end meanwhile, and so do connections. The stock transport holds the device's lock during the verb.
+ */
+static void while_another_waits(int version)
+{
+    struct net net;
+    struct pair pair, late;
+    pthread_t thread;
+    net_start(&net, version);
+    pair_open(&net, 0, &pair);
+    struct rnic_counts before = rnic_counts();
+    struct guarded from = guarded_new(10000, 0), to = guarded_new(10000, 0);
+    struct slow slow = {.net = &net, .comm = pair.recv, .memory = guarded_new(70000, 0)};
+    rnic_pause_registration(true);
+    CHECK_EQ(pthread_create(&thread, NULL, register_slowly, &slow), 0);
+    WAIT_UNTIL(rnic_registration_paused(), "a registration to wait in the verb");
+    for (int i = 0; i < 20; i++) {
+        struct net_properties properties;
+        void *from_mr = register_host(&net, pair.send, from.data, from.size);
+        void *to_mr = register_host(&net, pair.recv, to.data, to.size);
+        void *same_mr = register_host(&net, pair.recv, slow.memory.data, slow.memory.size);
+        move(&pair, from.data, from_mr, to.data, to_mr, 5000, (uint64_t)i);
+        move(&pair, from.data, from_mr, slow.memory.data, same_mr, 5000, (uint64_t)i);
+        CHECK_OK(net_get_properties(&net, 0, &properties));
+        CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
+        CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));
+        CHECK_OK(net_dereg_mr(&net, pair.recv, same_mr));
+    }
+    pair_open(&net, 0, &late);
+    pair_message(&late, 1000, 0, 1);
+    pair_close(&late);
+    CHECK(rnic_registration_paused());
+    /* Of two registrations of one range, one of which came later, one is kept. */
+    void *same_mr = register_host(&net, pair.recv, slow.memory.data, slow.memory.size);
+    rnic_pause_registration(false);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(rnic_counts().mrs - before.mrs, 1);
+    CHECK_OK(net_dereg_mr(&net, pair.recv, same_mr));
+    void *from_mr = register_host(&net, pair.send, from.data, from.size);
+    move(&pair, from.data, from_mr, slow.memory.data, slow.mr, 5000, 99);
+    CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
+    CHECK_OK(net_dereg_mr(&net, pair.recv, slow.mr));
+    CHECK_EQ(rnic_counts().mrs, before.mrs);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
 const struct ffi_case ffi_cases[] = {
     EACH(stack_and_heap),
     EACH(part_of_a_range),
@@ -307,5 +370,6 @@ const struct ffi_case ffi_cases[] = {
     EACH(device_refuses),
     EACH(during_traffic),
     EACH(same_ranges_during_traffic),
+    EACH(while_another_waits),
     {0},
 };

@@ -102,6 +102,27 @@ void rnic_registration_errno(int value)
     CHECK_EQ(set(value), 0);
 }
 
+struct rnic_request rnic_posted(int qp, uint64_t wr_id)
+{
+    typedef int look(uint32_t, uint64_t, int *, uint64_t *);
+    struct rnic_request request = {0};
+    int error = ((look *)entry("softrnic_posted"))((uint32_t)qp, wr_id, &request.opcode, &request.bytes);
+    if (error) FAIL("QP %d has not posted a request with id %#llx (%s)", qp, (unsigned long long)wr_id, strerror(error));
+    return request;
+}
+
+void rnic_pause_registration(bool on)
+{
+    int (*pause_next)(int) = (int (*)(int))entry("softrnic_pause_reg");
+    CHECK_EQ(pause_next(on), 0);
+}
+
+bool rnic_registration_paused(void)
+{
+    int (*paused)(void) = (int (*)(void))entry("softrnic_reg_paused");
+    return paused();
+}
+
 void rnic_cma(const char *where)
 {
     int (*set)(const char *) = (int (*)(const char *))entry("softrnic_cma");

@@ -34,6 +34,15 @@ void rnic_fail_registration(uint64_t n);
 void rnic_fail_registrations_from(uint64_t n);
 /* The errno of registrations that are made to fail; 0: ENOMEM again. */
 void rnic_registration_errno(int value);
+/* Opcode and bytes of a send request that was posted on a QP; fails the test where there is none with this id. */
+struct rnic_request {
+    int opcode;
+    uint64_t bytes;
+};
+struct rnic_request rnic_posted(int qp, uint64_t wr_id);
+/* Makes the next registration wait, or lets it go on; whether one waits. */
+void rnic_pause_registration(bool on);
+bool rnic_registration_paused(void);
 /* Where pages that nobody has looked at yet lie: "all", "every=N", ranges, or "off"; see SOFTRNIC_CMA. */
 void rnic_cma(const char *where);
 /* Pins as another driver would take them; a short one keeps a page where it is. */

@@ -21,6 +21,7 @@ pub mod library;
 #[deny(unsafe_code)]
 pub mod log;
 pub mod memory;
+pub mod profiler;
 #[deny(unsafe_code)]
 pub mod records;
 pub mod sync;

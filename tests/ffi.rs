@@ -298,6 +298,7 @@ programs! {
             device_refuses,
             during_traffic,
             same_ranges_during_traffic,
+            while_another_waits,
         ],
         once: []
     }
@@ -498,6 +499,49 @@ programs! {
             one_end_asks,
             killed_when_asked,
         ]
+    }
+    profiler {
+        each: [
+            one_of_each,
+            on_the_second_device,
+            adaptive_routing,
+            longer_than_a_work_request,
+            four_qps_in_turn,
+            four_qps_split,
+            group,
+            group_on_4_qps_split,
+            without_parents,
+            nobody_listens,
+            asked_always,
+            asked_never,
+            early_completion,
+            held_then_released,
+            closed_under_way,
+            failed,
+            forked_under_way,
+            of_its_own_communicator,
+            without_a_callback,
+        ],
+        once: []
+    }
+    gpu {
+        each: [
+            pointer_kinds,
+            dmabufs_not_supported,
+            dmabufs_unknown_to_the_kernel,
+            each_device_for_itself,
+            forced_flush,
+            data_direct,
+            dmabuf_offsets,
+            dmabuf_out_of_step,
+            dmabuf_identity,
+            flushed_by_the_driver,
+            driver_does_not_flush,
+            driver_does_not_offer_it,
+            asked_for_without_a_driver,
+            flushed_by_reads,
+        ],
+        once: [one_member_refuses, flushed_on_every_member, flushed_once_for_all_members]
     }
     failures {
         each: [one_reason_for_all, no_answer],
@@ -722,6 +766,10 @@ mod valgrind {
     #[test]
     fn memory_that_outlives_the_library() {
         finds_nothing("hostmem", "outlives_everything", 12);
+    }
+    #[test]
+    fn events_of_work_under_way_at_close() {
+        finds_nothing("profiler", "closed_under_way", 12);
     }
     #[test]
     fn a_failing_communicator() {

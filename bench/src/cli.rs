@@ -31,6 +31,11 @@ pub enum Command {
     /// The program whose instructions are counted; started by `cpu` under valgrind
     #[command(hide = true)]
     CpuLoop(CpuLoop),
+    /// Time registrations of more and more distinct ranges, on a provider that costs nothing
+    Register(Register),
+    /// The program that is timed; started by `register`
+    #[command(hide = true)]
+    RegisterLoop(RegisterLoop),
 }
 
 /// Options of the sweep.
@@ -141,6 +146,42 @@ pub struct Cpu {
     /// Show all of the plugin's log lines, not only warnings
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// Options of `register`.
+#[derive(Debug, Clone, Args)]
+pub struct Register {
+    /// Plugin to measure [default: dist/libnccl-net-pinrail.so]
+    #[arg(long, value_name = "PATH")]
+    pub plugin: Option<PathBuf>,
+    /// Table version to use instead of the newest (6 to 12)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(6..=12))]
+    pub abi: Option<u8>,
+    /// Numbers of ranges, each in a process of its own
+    #[arg(long, value_name = "N,…", value_delimiter = ',',
+          default_values_t = [1000, 10_000, 25_000, 50_000, 100_000])]
+    pub counts: Vec<usize>,
+    /// Runs for each number; the best is shown
+    #[arg(long, value_name = "N", default_value = "3",
+          value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+}
+
+/// Options of the program that `register` times.
+#[derive(Debug, Clone, Args)]
+pub struct RegisterLoop {
+    /// The plugin.
+    #[arg(long)]
+    pub plugin: PathBuf,
+    /// The null provider, already in NCCL_IBVERBS_LIB.
+    #[arg(long)]
+    pub provider: PathBuf,
+    /// Table version.
+    #[arg(long)]
+    pub abi: Option<u8>,
+    /// Ranges.
+    #[arg(long)]
+    pub count: usize,
 }
 
 /// Options of a rank. Everything else arrives over its standard input, which is a socket.

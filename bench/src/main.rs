@@ -9,6 +9,7 @@ mod link;
 mod net;
 mod progress;
 mod rank;
+mod registry;
 mod size;
 mod stats;
 mod sweep;
@@ -23,6 +24,8 @@ fn main() -> ExitCode {
         Some(cli::Command::Rank(options)) => rank::serve(options.rank),
         Some(cli::Command::Cpu(options)) => cpu::run(&options),
         Some(cli::Command::CpuLoop(options)) => cpu::run_loop(&options),
+        Some(cli::Command::Register(options)) => registry::run(&options),
+        Some(cli::Command::RegisterLoop(options)) => registry::run_loop(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

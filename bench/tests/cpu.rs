@@ -90,3 +90,23 @@ fn a_plugin_that_uses_no_verbs_is_reported_not_measured() {
     assert_eq!(code, 1);
     assert!(err.contains("a request completed out of nothing"), "{err}");
 }
+
+/// Times are printed and not judged; that there is a row for each number, and that each range becomes one region (which the
+/// program itself checks), is.
+#[test]
+fn registrations_of_distinct_ranges_are_timed() {
+    let mut command = bench();
+    command.arg("register").arg("--plugin").arg(dist("libnccl-net-pinrail.so"));
+    command.args(["--counts", "100,3000", "--rounds", "1"]);
+    let (code, out, err) = finish(command);
+    assert_eq!(code, 0, "{out}{err}");
+    let rows: Vec<Vec<f64>> = out
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().map(|word| word.parse().expect("a number")).collect())
+        .collect();
+    assert_eq!(rows.len(), 2, "{out}");
+    for (row, ranges) in rows.iter().zip([100.0, 3000.0]) {
+        assert!(row.len() == 6 && row[0] == ranges && row.iter().all(|n| *n > 0.0), "{out}");
+    }
+}

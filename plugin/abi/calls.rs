@@ -2,16 +2,21 @@
 //!
 //! Each function is `unsafe` for the same reason: pointers come from C. What must hold is NCCL's contract — out-pointers
 //! and arrays are valid for what the call's signature says, handles are what this plugin gave out and not yet closed,
-//! and one thread drives a communicator's data path at a time.
+//! one thread drives a communicator's data path at a time, and callbacks stay callable until what was opened with them
+//! is closed.
 
 use super::boundary::enter;
 use super::net;
 use super::objects::{self, Context};
-use super::types::{Logger, NcclResult, PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
+use super::types::{
+    Logger, NcclResult, PTR_CUDA, PTR_DMABUF, PTR_HOST, ProfilerCallback, Properties,
+};
 use crate::error::{Error, Fault};
 use crate::memory::{Given, Region, RegionKind};
+use crate::profiler::Profiler;
 use crate::transport::connect::Connecting;
 use crate::transport::listener::Listener;
+use crate::transport::profile::Origin;
 use crate::transport::recv::RecvComm;
 use crate::transport::send::SendComm;
 use crate::transport::wire::{self, HANDLE_BYTES, Handle};
@@ -108,12 +113,27 @@ pub(super) unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result
     Ok(())
 }
 
-/// init of v6 to v10.
-pub fn init(logger: Logger) -> NcclResult {
+/// init of v6 to v10. A profiler from v10 on.
+///
+/// # Safety
+/// See the module text.
+pub unsafe fn init(logger: Logger, profiler: ProfilerCallback) -> NcclResult {
     enter_owned("init", || {
         super::logger::set(logger);
-        Ok(net::init(true, |_| ())?)
+        net::init(true, |_| ())?;
+        // SAFETY: as the module text says.
+        net::set_profiler(unsafe { told(profiler) });
+        Ok(())
     })
+}
+
+/// The way to NCCL's profiler.
+///
+/// # Safety
+/// As [`Profiler::new`].
+unsafe fn told(callback: ProfilerCallback) -> Option<Profiler> {
+    // SAFETY: as the caller promises.
+    callback.map(|callback| unsafe { Profiler::new(callback) })
 }
 
 /// init of v11 and later.
@@ -125,6 +145,7 @@ pub unsafe fn init_context(
     comm_id: u64,
     traffic_class: Option<c_int>,
     logger: Logger,
+    profiler: ProfilerCallback,
 ) -> NcclResult {
     let clear = || {
         if !objects::in_child() {
@@ -140,7 +161,8 @@ pub unsafe fn init_context(
             objects::export(Context {
                 transport: Arc::clone(transport),
                 traffic_class: class(traffic_class),
-                comm_id,
+                // SAFETY: as the module text says.
+                origin: Origin { id: Some(comm_id), profiler: unsafe { told(profiler) } },
             })
         })?;
         // SAFETY: as above.
@@ -253,8 +275,7 @@ pub unsafe fn listen(
         let transport = net::transport(context)?;
         let mut bytes = [0; HANDLE_BYTES];
         let rails = transport.rails(device)?;
-        let comm_id = context.map(|c| c.comm_id);
-        let listener = Listener::new(&transport, rails, comm_id, &mut bytes)?;
+        let listener = Listener::new(&transport, rails, net::origin(context), &mut bytes)?;
         // SAFETY: NCCL's handle buffer has this size; it may be unaligned.
         unsafe { handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes) };
         // SAFETY: as above.
@@ -296,8 +317,8 @@ pub unsafe fn connect(
                 let class = context.and_then(|c| c.traffic_class).or(class(traffic_class));
                 forget_attempts(false);
                 let rails = transport.rails(device)?;
-                let comm_id = context.map(|c| c.comm_id);
-                Box::new(Connecting::start(&transport, rails, peer, class, comm_id)?)
+                let origin = net::origin(context);
+                Box::new(Connecting::start(&transport, rails, peer, class, origin)?)
             }
         };
         match attempt.step() {

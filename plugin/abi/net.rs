@@ -12,9 +12,11 @@ use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
 use crate::memory::{gate, wiped};
+use crate::profiler::Profiler;
 use crate::transport::Transport;
 use crate::transport::device::Device;
 use crate::transport::fusion;
+use crate::transport::profile::Origin;
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +30,8 @@ struct State {
     lasting: bool,
     /// NCCL was told which settings and devices it has.
     told: bool,
+    /// From an init whose version has no context.
+    profiler: Option<Profiler>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -43,7 +47,7 @@ fn state() -> MutexGuard<'static, Option<State>> {
 /// The verbs library or the devices cannot be used: NCCL then moves on to its next network.
 pub fn init<R>(lasting: bool, with: impl FnOnce(&Arc<Transport>) -> R) -> Result<R> {
     let mut state = state();
-    if let Some(State { transport: Some(transport), lasting: stays, told }) = &mut *state
+    if let Some(State { transport: Some(transport), lasting: stays, told, .. }) = &mut *state
         // Somebody may be about to open something and not have it yet.
         && (objects::users() > 0 || Arc::strong_count(transport) > 1)
     {
@@ -57,7 +61,7 @@ pub fn init<R>(lasting: bool, with: impl FnOnce(&Arc<Transport>) -> R) -> Result
     }
     let transport = start()?;
     let result = with(&transport);
-    *state = Some(State { transport: Some(transport), lasting, told: true });
+    *state = Some(State { transport: Some(transport), lasting, told: true, profiler: None });
     Ok(result)
 }
 
@@ -108,7 +112,7 @@ impl Use {
                     tracing::warn!("memory for the application is not pinned: {e}");
                 }
             });
-            State { transport: transport.ok(), lasting: false, told: false }
+            State { transport: transport.ok(), lasting: false, told: false, profiler: None }
         });
         Self { transport: transport.transport.clone(), hold }
     }
@@ -142,6 +146,19 @@ pub fn current() -> Result<Arc<Transport>> {
 /// The context is not one of ours, or no init succeeded.
 pub fn transport(context: Option<&Context>) -> Result<Arc<Transport>> {
     context.map_or_else(current, |c| Ok(Arc::clone(&c.transport)))
+}
+
+/// What connections are told of the communicator that they are made for.
+pub fn origin(context: Option<&Context>) -> Origin {
+    let profiler = || state().as_ref().and_then(|state| state.profiler);
+    context.map_or_else(|| Origin { id: None, profiler: profiler() }, |c| c.origin)
+}
+
+/// Sets what connections without a context tell of their transfers, after an init.
+pub fn set_profiler(profiler: Option<Profiler>) {
+    if let Some(state) = &mut *state() {
+        state.profiler = profiler;
+    }
 }
 
 /// Called when a context, listener, communicator or memory of an application is gone: the last one leaves nothing behind.
@@ -205,6 +222,7 @@ pub fn properties(index: c_int) -> Result<Properties> {
         pci_path: first.pci_path.as_deref().map_or(std::ptr::null(), kept),
         guid: first.guid,
         ptr_support,
+        force_flush: transport.settings.forces_flush().into(),
         speed: c_int::try_from(sum).unwrap_or(c_int::MAX),
         port: c_int::try_from(first.reported_port).unwrap_or(1),
         latency: 0.0,

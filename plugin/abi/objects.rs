@@ -6,6 +6,7 @@
 use crate::error::{Error, Fault, Result};
 use crate::memory::Region;
 use crate::transport::listener::Listener;
+use crate::transport::profile::Origin;
 use crate::transport::pump::Pump;
 use crate::transport::recv::RecvComm;
 use crate::transport::request::Request;
@@ -61,8 +62,8 @@ pub struct Context {
     pub transport: Arc<Transport>,
     /// The communicator's traffic class.
     pub traffic_class: Option<u8>,
-    /// NCCL's identifier of the communicator.
-    pub comm_id: u64,
+    /// What connections are told of it.
+    pub origin: Origin,
 }
 
 /// Where the pump is in an object of either kind of end.
@@ -109,6 +110,8 @@ impl Kinded for Region {
 #[derive(Debug)]
 struct Table {
     objects: BTreeMap<usize, Kind>,
+    /// How many of them are memory handles: there may be very many, and each that goes asks for the others.
+    regions: usize,
     /// Allocations of an application, see [`Hold`].
     holds: usize,
 }
@@ -116,7 +119,7 @@ struct Table {
 impl Table {
     /// Contexts, listeners and communicators.
     fn opened(&self) -> usize {
-        self.objects.values().filter(|kind| **kind != Kind::Region).count()
+        self.objects.len() - self.regions
     }
 
     fn users(&self) -> usize {
@@ -134,7 +137,7 @@ impl Table {
     }
 }
 
-static LIVE: Mutex<Table> = Mutex::new(Table { objects: BTreeMap::new(), holds: 0 });
+static LIVE: Mutex<Table> = Mutex::new(Table { objects: BTreeMap::new(), regions: 0, holds: 0 });
 
 fn live() -> MutexGuard<'static, Table> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -208,7 +211,10 @@ pub fn export<T: Kinded>(value: T) -> *mut c_void {
 
 fn publish<T: Kinded>(object: Box<Object<T>>) -> *mut c_void {
     let pointer = Box::into_raw(object);
-    live().objects.insert(pointer.expose_provenance(), T::KIND);
+    let mut live = live();
+    live.objects.insert(pointer.expose_provenance(), T::KIND);
+    live.regions += usize::from(T::KIND == Kind::Region);
+    drop(live);
     if T::KIND != Kind::Region {
         OWNER.store(std::process::id(), Ordering::Release);
     }
@@ -273,9 +279,10 @@ pub unsafe fn borrow<'a, T: Kinded>(pointer: *mut c_void) -> Result<&'a T> {
 /// Takes a pointer out of the table; whether it was there.
 fn forget(pointer: *mut c_void) -> bool {
     let mut live = live();
-    let was_there = live.objects.remove(&pointer.addr()).is_some();
+    let gone = live.objects.remove(&pointer.addr());
+    live.regions -= usize::from(gone == Some(Kind::Region));
     live.tidy();
-    was_there
+    gone.is_some()
 }
 
 /// Takes an object back from C.

@@ -9,12 +9,13 @@ use super::objects;
 use super::types::{MAX_MESSAGE, MAX_RECVS, NcclResult, OPTIONAL_COMPLETION, SUCCESS};
 use crate::error::{Error, Fault};
 use crate::memory::Region;
+use crate::profiler::Parent;
 use crate::transport::recv::{Posted, RecvComm};
 use crate::transport::request::{Request, Start};
 use crate::transport::send::SendComm;
 use std::ffi::{c_int, c_void};
 
-/// isend. Would block: success with a NULL request.
+/// isend. Would block: success with a NULL request. `parent`: what a profiler's events belong to, or NULL.
 ///
 /// The usual case runs here without a panic boundary, because nothing in it can panic; everything else, and every
 /// error, in [`isend_general`].
@@ -28,6 +29,7 @@ pub unsafe fn isend(
     size: usize,
     tag: c_int,
     handle: *mut c_void,
+    parent: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     if !comm.is_null() && !handle.is_null() && !request.is_null() {
@@ -51,7 +53,7 @@ pub unsafe fn isend(
         }
     }
     // SAFETY: as the module text says.
-    unsafe { isend_general(comm, data, size, tag, handle, request) }
+    unsafe { isend_general(comm, data, size, tag, handle, parent, request) }
 }
 
 #[cold]
@@ -74,6 +76,7 @@ unsafe fn isend_general(
     size: usize,
     tag: c_int,
     handle: *mut c_void,
+    parent: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     enter("isend", || {
@@ -85,9 +88,10 @@ unsafe fn isend_general(
         if size > MAX_MESSAGE {
             return Err(too_large("isend", size));
         }
-        if let Some(started) =
-            comm.isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region)?
-        {
+        let parent = Parent::new(parent);
+        let started =
+            comm.isend(data.addr() as u64, size as u32, tag.cast_unsigned(), region, parent)?;
+        if let Some(started) = started {
             // SAFETY: as above.
             unsafe { request.write(pointer(started)) };
         }
@@ -120,7 +124,8 @@ impl Size for usize {
     }
 }
 
-/// irecv. `may_complete_early`: the version passes on the marker by which the caller accepts an early completion.
+/// irecv. `EARLY`: the version passes on the marker by which the caller accepts an early completion. `parents`: what a
+/// profiler's events belong to, a pointer for each member, or NULL.
 ///
 /// The usual case runs here without a panic boundary, because nothing in it can panic; everything else, and every
 /// error, in [`irecv_general`].
@@ -129,24 +134,23 @@ impl Size for usize {
 /// See the module text; the arrays have `n` entries.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
-pub unsafe fn irecv<S: Size>(
+pub unsafe fn irecv<S: Size, const EARLY: bool>(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
     handles: *mut *mut c_void,
+    parents: *mut *mut c_void,
     request: *mut *mut c_void,
-    may_complete_early: bool,
 ) -> NcclResult {
     // SAFETY: as the module text says.
-    let start =
-        unsafe { try_irecv(comm, n, data, sizes, tags, handles, request, may_complete_early) };
+    let start = unsafe { try_irecv::<S, EARLY>(comm, n, data, sizes, tags, handles, request) };
     match start {
         Some(result) => result,
         // SAFETY: as the module text says.
         None => unsafe {
-            irecv_general(comm, n, data, sizes, tags, handles, request, may_complete_early)
+            irecv_general::<S, EARLY>(comm, n, data, sizes, tags, handles, parents, request)
         },
     }
 }
@@ -156,8 +160,7 @@ pub unsafe fn irecv<S: Size>(
 /// # Safety
 /// As [`irecv`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
-unsafe fn try_irecv<S: Size>(
+unsafe fn try_irecv<S: Size, const EARLY: bool>(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
@@ -165,7 +168,6 @@ unsafe fn try_irecv<S: Size>(
     tags: *mut c_int,
     handles: *mut *mut c_void,
     request: *mut *mut c_void,
-    may_complete_early: bool,
 ) -> Option<NcclResult> {
     if n != 1 || comm.is_null() {
         return None;
@@ -186,7 +188,7 @@ unsafe fn try_irecv<S: Size>(
     }
     // SAFETY: not NULL, and as the module text says.
     let region = unsafe { objects::region_or_none(handle) }?;
-    let optional = may_complete_early && before.addr() == OPTIONAL_COMPLETION;
+    let optional = EARLY && before.addr() == OPTIONAL_COMPLETION;
     // SAFETY: an out-pointer of the call, not NULL.
     let hand_out = |started: &Request| unsafe { request.write(pointer(started)) };
     match comm.try_irecv(addr, size as u32, tag, region, optional, hand_out) {
@@ -215,23 +217,22 @@ pub(super) fn pointer(request: &Request) -> *mut c_void {
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "the ABI's arguments")]
-unsafe fn irecv_general<S: Size>(
+unsafe fn irecv_general<S: Size, const EARLY: bool>(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
     handles: *mut *mut c_void,
+    parents: *mut *mut c_void,
     request: *mut *mut c_void,
-    may_complete_early: bool,
 ) -> NcclResult {
     enter("irecv", || {
         if request.is_null() {
             return Err(null("request"));
         }
         // SAFETY: not NULL, and NCCL's own variable: it holds a request, NULL or the marker.
-        let optional =
-            may_complete_early && unsafe { request.read() }.addr() == OPTIONAL_COMPLETION;
+        let optional = EARLY && unsafe { request.read() }.addr() == OPTIONAL_COMPLETION;
         // SAFETY: an out-pointer of the call.
         unsafe { request.write(std::ptr::null_mut()) };
         // SAFETY: as the module text says.
@@ -266,6 +267,11 @@ unsafe fn irecv_general<S: Size>(
                 tag: tag.cast_unsigned(),
                 // SAFETY: as the module text says.
                 region: unsafe { objects::region(handle) }.unwrap_or(None),
+                // SAFETY: NULL, or an array of `n` entries.
+                parent: unsafe {
+                    read(parents.wrapping_add(if parents.is_null() { 0 } else { member }))
+                }
+                .map_or_else(Parent::default, Parent::new),
             }
         });
         if let Some(started) = comm.irecv(members, optional)? {

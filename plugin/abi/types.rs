@@ -1,6 +1,6 @@
 //! Constants and types that all versions share.
 
-use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_ulong};
 
 /// `ncclResult_t`, an integer at the edge.
 pub type NcclResult = c_int;
@@ -50,10 +50,8 @@ pub type Logger = Option<
     ),
 >;
 
-/// `ncclProfilerCallback_t`; accepted and not used.
-pub type ProfilerCallback = Option<
-    unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> NcclResult,
->;
+/// `ncclProfilerCallback_t`.
+pub type ProfilerCallback = Option<crate::profiler::Callback>;
 
 /// A table with raw pointers that C reads.
 #[derive(Debug)]
@@ -71,6 +69,7 @@ pub struct Properties {
     pub pci_path: *const c_char,
     pub guid: u64,
     pub ptr_support: c_int,
+    pub force_flush: c_int,
     pub speed: c_int,
     pub port: c_int,
     pub latency: f32,

@@ -89,8 +89,9 @@ pub(super) unsafe fn traffic_class(config: *mut CommConfig) -> Option<c_int> {
     unsafe { config.as_ref() }.map(|c| c.traffic_class)
 }
 
-unsafe extern "C" fn init(logger: Logger, _profiler: ProfilerCallback) -> NcclResult {
-    calls::init(logger)
+unsafe extern "C" fn init(logger: Logger, profiler: ProfilerCallback) -> NcclResult {
+    // SAFETY: NCCL's contract, see `calls`.
+    unsafe { calls::init(logger, profiler) }
 }
 unsafe extern "C" fn connect(
     dev: c_int,
@@ -108,11 +109,11 @@ pub(super) unsafe extern "C" fn isend(
     size: usize,
     tag: c_int,
     handle: *mut c_void,
-    _profiler_handle: *mut c_void,
+    profiler_handle: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::isend(comm, data, size, tag, handle, request) }
+    unsafe { transfer::isend(comm, data, size, tag, handle, profiler_handle, request) }
 }
 pub(super) unsafe extern "C" fn irecv(
     comm: *mut c_void,
@@ -121,11 +122,13 @@ pub(super) unsafe extern "C" fn irecv(
     sizes: *mut usize,
     tags: *mut c_int,
     handles: *mut *mut c_void,
-    _profiler_handles: *mut *mut c_void,
+    profiler_handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, true) }
+    unsafe {
+        transfer::irecv::<_, true>(comm, n, data, sizes, tags, handles, profiler_handles, request)
+    }
 }
 
 /// The table that NCCL looks up.

@@ -52,7 +52,7 @@ impl From<&Properties> for NetProperties {
             guid: p.guid,
             ptr_support: p.ptr_support,
             reg_is_global: 1,
-            force_flush: 0,
+            force_flush: p.force_flush,
             speed: p.speed,
             port: p.port,
             latency: p.latency,
@@ -152,10 +152,10 @@ pub(super) unsafe extern "C" fn init(
     comm_id: u64,
     config: *mut CommConfig,
     logger: Logger,
-    _profiler: ProfilerCallback,
+    profiler: ProfilerCallback,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { calls::init_context(ctx, comm_id, v10::traffic_class(config), logger) }
+    unsafe { calls::init_context(ctx, comm_id, v10::traffic_class(config), logger, profiler) }
 }
 unsafe extern "C" fn get_properties(dev: c_int, out: *mut NetProperties) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.

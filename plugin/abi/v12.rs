@@ -79,7 +79,7 @@ impl From<&Properties> for NetProperties {
             guid: p.guid,
             ptr_support: p.ptr_support,
             reg_is_global: 1,
-            force_flush: 0,
+            force_flush: p.force_flush,
             speed: p.speed,
             port: p.port,
             latency: p.latency,

@@ -120,7 +120,8 @@ pub type Iflush = unsafe extern "C" fn(
 ) -> NcclResult;
 
 unsafe extern "C" fn init(logger: Logger) -> NcclResult {
-    calls::init(logger)
+    // SAFETY: NCCL's contract, see `calls`.
+    unsafe { calls::init(logger, None) }
 }
 pub(super) unsafe extern "C" fn devices(out: *mut c_int) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
@@ -189,6 +190,7 @@ pub(super) unsafe extern "C" fn isend(
             usize::try_from(size).unwrap_or(usize::MAX),
             tag,
             handle,
+            std::ptr::null_mut(),
             request,
         )
     }
@@ -203,7 +205,10 @@ pub(super) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, false) }
+    unsafe {
+        let parents = std::ptr::null_mut();
+        transfer::irecv::<_, false>(comm, n, data, sizes, tags, handles, parents, request)
+    }
 }
 pub(super) unsafe extern "C" fn iflush(
     comm: *mut c_void,

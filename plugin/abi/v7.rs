@@ -104,7 +104,8 @@ pub type Accept =
     unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut *mut c_void) -> NcclResult;
 
 pub(super) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
-    calls::init(logger)
+    // SAFETY: NCCL's contract, see `calls`.
+    unsafe { calls::init(logger, None) }
 }
 unsafe extern "C" fn get_properties(dev: c_int, out: *mut NetProperties) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.

@@ -70,7 +70,7 @@ impl From<&Properties> for NetProperties {
             guid: p.guid,
             ptr_support: p.ptr_support,
             reg_is_global: 1,
-            force_flush: 0,
+            force_flush: p.force_flush,
             speed: p.speed,
             port: p.port,
             latency: p.latency,
@@ -156,7 +156,7 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::isend(comm, data, size, tag, handle, request) }
+    unsafe { transfer::isend(comm, data, size, tag, handle, std::ptr::null_mut(), request) }
 }
 unsafe extern "C" fn irecv(
     comm: *mut c_void,
@@ -168,7 +168,10 @@ unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL's contract, see `calls`.
-    unsafe { transfer::irecv(comm, n, data, sizes, tags, handles, request, true) }
+    unsafe {
+        let parents = std::ptr::null_mut();
+        transfer::irecv::<_, true>(comm, n, data, sizes, tags, handles, parents, request)
+    }
 }
 pub(super) unsafe extern "C" fn make_vdevice(
     out: *mut c_int,

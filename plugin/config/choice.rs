@@ -80,6 +80,17 @@ pub enum FlushPolicy {
 }
 words!(FlushPolicy { Auto = "auto", Always = "always", Never = "never" });
 
+/// `PINRAIL_FLUSH_METHOD`: what makes received data visible to a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FlushMethod {
+    /// A read over the device that wrote them.
+    #[default]
+    Read,
+    /// The CUDA driver where the GPU offers it, else a read.
+    Cuda,
+}
+words!(FlushMethod { Read = "read", Cuda = "cuda" });
+
 /// `PINRAIL_REG_FALLBACK`: what happens with host memory that cannot be pinned where it lies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RegFallback {
@@ -115,6 +126,19 @@ pub enum ForkCollateral {
     Register,
 }
 words!(ForkCollateral { Bounce = "bounce", Register = "register" });
+
+/// `PINRAIL_PROFILER`: whether NCCL's profiler is told of transfers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ProfilerPolicy {
+    /// While it answers, and asked now and then whether it does.
+    #[default]
+    Auto,
+    /// Of each, whether or not it answers.
+    On,
+    /// Never.
+    Off,
+}
+words!(ProfilerPolicy { Auto = "auto", On = "on", Off = "off" });
 
 /// `PINRAIL_LOG`: the least important message that is still logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,6 +189,12 @@ mod tests {
         }
         for word in ForkPolicy::WORDS {
             assert_eq!(ForkPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in ProfilerPolicy::WORDS {
+            assert_eq!(ProfilerPolicy::from_word(word).unwrap().to_string(), *word);
+        }
+        for word in FlushMethod::WORDS {
+            assert_eq!(FlushMethod::from_word(word).unwrap().to_string(), *word);
         }
         for word in ForkCollateral::WORDS {
             assert_eq!(ForkCollateral::from_word(word).unwrap().to_string(), *word);

@@ -63,7 +63,6 @@ pub static INERT: &[Inert] = &[
     core("NCCL_NET_GDR_C2C", "1", GDR),
     core("NCCL_NET_GDR_MLOPART", "0", GDR),
     core("NCCL_DMABUF_ENABLE", "1", "NCCL decides whether it hands GPU memory over as a DMA-BUF"),
-    core("NCCL_NET_FORCE_FLUSH", "0", "NCCL decides when it asks for a flush"),
     core("NCCL_NET_SHARED_BUFFERS", "-2", SHARING),
     core("NCCL_NET_SHARED_COMMS", "1", SHARING),
     core(

@@ -25,7 +25,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use address::{AddrRange, Family, same_prefix};
-pub use choice::{FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering};
+pub use choice::{
+    FlushMethod, FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback,
+    RelaxedOrdering,
+};
 pub use docs::markdown;
 pub use folder::Folder;
 pub use gid_index::GidIndex;
@@ -223,6 +226,11 @@ impl Settings {
     /// `NCCL_IB_DISABLE` turns the plugin off: it is set and nobody asked for the plugin by name.
     pub fn disabled(&self) -> bool {
         self.ib_disable && !self.asked_for_by_name()
+    }
+
+    /// Whether NCCL is to ask for a flush on every GPU: asked for, and not turned off.
+    pub fn forces_flush(&self) -> bool {
+        self.force_flush && !self.gdr_flush_disable && self.flush != FlushPolicy::Never
     }
 
     /// One line with every value that differs from its default, with its origin, and with what

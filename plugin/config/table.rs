@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::Given;
 use super::address::{AddrRange, Family};
 use super::choice::{
-    FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, RegFallback, RelaxedOrdering,
+    FlushMethod, FlushPolicy, ForkCollateral, ForkPolicy, LogLevel, ProfilerPolicy, RegFallback,
+    RelaxedOrdering,
 };
 use super::folder::Folder;
 use super::gid_index::GidIndex;
@@ -153,6 +154,10 @@ settings! {
     /// 1 leaves the flush after a receive into GPU memory out.
     gdr_flush_disable: bool = "NCCL_GDR_FLUSH_DISABLE", Form::Flag, default "0";
 
+    /// 1 makes NCCL ask for a flush also on GPUs that need none, Hopper and later. NCCL reads it itself; pinrail says it of
+    /// its devices too, unless it is told not to flush.
+    force_flush: bool = "NCCL_NET_FORCE_FLUSH", Form::Flag, default "0";
+
     /// 1 tries every failed change of a queue pair's state again; 0 only those that timed out.
     mqp_retry_all: bool = "NCCL_IB_MQP_RETRY_ALL", Form::Flag, default "0";
 
@@ -206,6 +211,11 @@ settings! {
     /// for every flush NCCL asks for, `never`.
     flush: FlushPolicy = "PINRAIL_FLUSH", Form::Words(FlushPolicy::WORDS), default "auto";
 
+    /// What such a flush is: `read`, a read over each device that carried data, or `cuda`,
+    /// `cuFlushGPUDirectRDMAWrites` where the GPU offers it and is that of NCCL's thread, else a read. The driver's needs no
+    /// device and makes NCCL's thread wait in the driver.
+    flush_method: FlushMethod = "PINRAIL_FLUSH_METHOD", Form::Words(FlushMethod::WORDS), default "read";
+
     /// What happens with host memory that cannot be pinned where it lies: `bounce` copies through
     /// memory that was pinned first, `fail` fails the registration.
     reg_fallback: RegFallback = "PINRAIL_REG_FALLBACK",
@@ -232,6 +242,11 @@ settings! {
     /// registration, before the first connection closes, and after the last close. The log tells what is missing. Takes
     /// up to a few seconds each time.
     fork_check: bool = "PINRAIL_FORK_CHECK", Form::Flag, default "0";
+
+    /// Whether NCCL's profiler is told of transfers, one event for each queue pair that a message uses. NCCL never says
+    /// whether it has a profiler, only an event's answer does: `auto` asks with each transfer, and with one in 32 when
+    /// 256 events in a row were not answered; `on` asks with each; `off` with none.
+    profiler: ProfilerPolicy = "PINRAIL_PROFILER", Form::Words(ProfilerPolicy::WORDS), default "auto";
 
     /// The least important message that pinrail hands to NCCL's logger. When not set, NCCL's own
     /// level (`NCCL_DEBUG`) decides.

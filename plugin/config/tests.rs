@@ -220,6 +220,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("NCCL_IB_RETURN_ASYNC_EVENTS", "0", "0"),
     ("NCCL_IB_QUERY_PORT_SPEED", "0", "0"),
     ("NCCL_GDR_FLUSH_DISABLE", "1", "1"),
+    ("NCCL_NET_FORCE_FLUSH", "1", "1"),
     ("NCCL_IB_MQP_RETRY_ALL", "1", "1"),
     ("NCCL_IB_MQP_RETRY_CNT", "5", "5"),
     ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "7", "7"),

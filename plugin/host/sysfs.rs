@@ -19,10 +19,11 @@ const SYSTEM_ROOT: &str = "/sys";
 
 /// The kernel modules that let a device reach GPU memory without a DMA-BUF: names and version
 /// files.
-const PEERMEM: [(&str, &str); 3] = [
+const PEERMEM: [(&str, &str); 4] = [
     ("nv_mem", "kernel/mm/memory_peers/nv_mem/version"),
     ("nv_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
     ("nvidia_peermem", "module/nvidia_peermem/version"),
+    ("nv_peer_mem", "module/nv_peer_mem/version"),
 ];
 
 /// A sysfs tree.
@@ -81,6 +82,12 @@ impl Sysfs {
             .strip_prefix(&root)
             .map_or_else(|_| real.clone(), |below| Path::new(SYSTEM_ROOT).join(below));
         path.into_os_string().into_string().ok()
+    }
+
+    /// The kernel driver of the device's PCI function, such as `mlx5_core`.
+    pub fn driver(&self, device: &str) -> Option<String> {
+        let link = fs::read_link(self.device_file(device, "device/driver")).ok()?;
+        link.file_name()?.to_str().map(str::to_owned)
     }
 
     /// The NUMA node a device is attached to.
@@ -329,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn all_three_peer_memory_modules_count() {
+    fn every_peer_memory_module_counts() {
         for (name, file) in PEERMEM {
             let tree = Tree::new(&[(file, "1.0\n")]);
             assert_eq!(sysfs(&tree).peermem(), Some(name));

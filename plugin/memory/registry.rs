@@ -9,10 +9,10 @@
 use super::extent::{Extent, wraps};
 use super::inventory::{Entry, Kind};
 use super::ledger::{Pin, PinLedger, PinRecord};
-use super::page::PageOwned;
+use super::page::{PageOwned, page_size};
 use super::ranges::Ranges;
 use super::region::RegionKind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::mr::Access;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
@@ -299,7 +299,7 @@ impl Registry {
     /// shared; the descriptor is not kept.
     ///
     /// # Errors
-    /// The range wraps around, or the verb fails.
+    /// The range wraps around, address and offset lie differently in their pages, or the verb fails.
     pub fn register_dmabuf(
         self: &Arc<Self>,
         addr: usize,
@@ -309,6 +309,13 @@ impl Registry {
         access: Access,
     ) -> Result<Arc<Registered>> {
         let end = addr.checked_add(len).ok_or_else(|| wraps(addr, len))?;
+        let into_page = (addr % page_size(), offset % page_size() as u64);
+        if into_page.0 as u64 != into_page.1 {
+            return Err(Error::argument(format!(
+                "a DMA-BUF from offset {offset:#x} on cannot be known by address {addr:#x}: devices map whole pages, so \
+                 both must lie equally far into a page"
+            )));
+        }
         let region = MemoryRegion::register_dmabuf(&self.pd, fd, offset, len, addr as u64, access)
             .inspect_err(|_| {
                 self.usage.failed.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 use super::failure::{Broken, Failures, Given, Work, queue_failed};
 use super::lane::WrId;
 use super::mail::Mail;
+use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
 use super::wire::Message;
@@ -64,6 +65,8 @@ pub struct Shared<'a> {
     pub(super) peer: &'a Peer,
     /// What ended the connection: the first failure.
     pub(super) failure: &'a mut Option<Fault>,
+    /// What a profiler is told.
+    pub(super) profile: &'a mut Option<Box<Profile>>,
 }
 
 /// What a sending and a receiving end do alike: tests, and failing for good. Called by one thread at a time.
@@ -195,14 +198,19 @@ pub trait Ending {
     /// See [`Self::fail`].
     #[cold]
     fn fail_with(&mut self, error: Error, broken: Option<&Broken>) -> Fault {
-        let Shared { pump, failure, peer, .. } = self.shared();
+        let Shared { pump, failure, peer, profile, .. } = self.shared();
         let error = Box::new(error);
-        // A forked child fails for itself only, and that is told by the call.
-        if failure.is_none() && pump.gate().state() != GateState::Forked {
-            peer.failures.record(&error, peer, broken);
-            // Who only heard of it has nothing to tell.
-            if pump.gate().state() != GateState::PeerFailed {
-                peer.mail.post(Message::Failed(error.to_string()));
+        // A forked child fails for itself only, and that is told by the call; events are its parent's.
+        if pump.gate().state() != GateState::Forked {
+            if failure.is_none() {
+                peer.failures.record(&error, peer, broken);
+                // Who only heard of it has nothing to tell.
+                if pump.gate().state() != GateState::PeerFailed {
+                    peer.mail.post(Message::Failed(error.to_string()));
+                }
+            }
+            if let Some(profile) = profile {
+                profile.stop_all();
             }
         }
         if failure.is_none() {

@@ -11,6 +11,7 @@ use super::copies::Spare;
 use super::device::Rail;
 use super::failover::Failover;
 use super::fifo;
+use super::profile::Origin;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::stripe::Stripes;
 use super::wire::{End, Handle, Hello, Message};
@@ -34,7 +35,7 @@ pub struct Connecting {
     handle: Handle,
     setup: Option<Setup>,
     traffic_class: Option<u8>,
-    comm_id: Option<u64>,
+    origin: Origin,
     stage: Stage,
     /// When the attempt is given up.
     pub deadline: Instant,
@@ -82,7 +83,7 @@ impl Connecting {
         rails: Vec<Rail>,
         handle: Handle,
         traffic_class: Option<u8>,
-        comm_id: Option<u64>,
+        origin: Origin,
     ) -> Result<Self> {
         let settings = &transport.settings;
         let handle = Handle { addr: reachable(handle.addr, settings)?, ..handle };
@@ -97,7 +98,7 @@ impl Connecting {
             transport: Arc::clone(transport),
             setup: Some(setup),
             traffic_class,
-            comm_id,
+            origin,
             stage: Stage::Prepare,
             polled: Instant::now(),
             deadline: Instant::now() + settings.connect_timeout,
@@ -312,13 +313,14 @@ impl Connecting {
             },
             max_inline,
             owner: next_owner(),
+            profile: self.transport.profile(self.origin, &parts.rails),
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),
         };
         let whose = Whose {
             direction: Direction::Send,
             peer: peer.clone(),
-            comm_id: self.comm_id,
+            comm_id: self.origin.id,
             spare: Spare::default(),
             owner: route.owner,
         };

@@ -61,6 +61,11 @@ impl Credits {
         self.slots[slot % SLOTS].lane.into()
     }
 
+    /// The identifier of the work request of `slot`.
+    pub(super) fn id(&self, slot: usize) -> WrId {
+        WrId::new(Kind::Progress, self.lane(slot), slot, 0)
+    }
+
     /// Makes the work request of `slot` one for `members` members.
     #[expect(
         clippy::too_many_arguments,

@@ -9,6 +9,7 @@ use crate::host::sysfs::Sysfs;
 use crate::memory::Registry;
 use crate::memory::region::MAX_RAILS;
 use crate::verbs::context::DeviceList;
+use crate::verbs::mlx5;
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, PORT_ACTIVE};
 use crate::verbs::{Context, MemoryRegion, PortAttr, ProtectionDomain, Verbs};
 use std::path::Path;
@@ -225,6 +226,11 @@ fn ports_of(
             return;
         }
     };
+    if sysfs.driver(&name).as_deref() == Some("mlx5_core")
+        && let Some(path) = mlx5::data_direct(context)
+    {
+        tracing::info!("{name}: its Data Direct interface {path} is not used yet");
+    }
     let shared = Arc::default();
     let dmabuf = MemoryRegion::dmabuf_supported(&open.pd, context.verbs());
     for number in 1..=attr.phys_port_cnt {

@@ -3,11 +3,17 @@
 //! The read's source is the received buffer and its destination a scratch word that owns its page. The read cannot
 //! complete before writes that the device had posted to that buffer; that is a property of the platforms this is used
 //! on, not a theorem about RDMA reads. `done` of a flush means GpuVisible in that sense.
+//!
+//! Where that is asked for the CUDA driver's own flush comes first. It needs no device, but NCCL's thread waits in the
+//! driver, which other threads may hold up; so it is nobody's default.
 
 use super::Transport;
+use super::comm::Peer;
 use super::device::Rail;
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
+use crate::config::FlushMethod;
+use crate::cuda::flush::{GpuFlush, Refusal};
 use crate::error::Result;
 use crate::memory::ledger::Purpose;
 use crate::memory::piece::Piece;
@@ -104,5 +110,80 @@ impl FlushQp {
     /// The destination of the read.
     pub fn scratch(&self) -> Local {
         Local { addr: self.scratch.addr() as u64, len: 1, lkey: self.registered[0].lkey() }
+    }
+}
+
+/// How data become visible to a GPU, and how often that was done.
+#[derive(Debug, Default)]
+pub struct Flushes {
+    /// The CUDA driver's own flush, where it was asked for and the driver has it.
+    driver: Option<GpuFlush>,
+    /// Why the driver did not flush, the last time it did not.
+    refusal: Option<Refusal>,
+    /// Flushes by reads: one each on every rail that carried data.
+    pub(super) by_reads: u64,
+    /// Reads beyond one each.
+    more_reads: u64,
+    /// Flushes by the driver.
+    pub(super) by_driver: u64,
+    /// Calls that had nothing to wait for.
+    pub(super) skipped: u64,
+}
+
+impl Flushes {
+    /// As the settings have it.
+    pub fn new(method: FlushMethod) -> Self {
+        let driver = (method == FlushMethod::Cuda).then(GpuFlush::loaded);
+        if let Some(None) = driver {
+            tracing::info!(
+                "PINRAIL_FLUSH_METHOD=cuda, but no CUDA driver with cuFlushGPUDirectRDMAWrites is loaded; flushes are \
+                 reads"
+            );
+        }
+        Self { driver: driver.flatten(), ..Self::default() }
+    }
+
+    /// Whether the driver is asked first.
+    pub(super) fn asks_driver(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// Lets the driver flush what arrived at `addr`, if it was asked for. Where it does not, reads must.
+    pub(super) fn by_driver(&mut self, addr: u64, peer: &Peer) -> bool {
+        let Some(driver) = &self.driver else { return false };
+        match driver.flush(addr) {
+            Ok(()) => {
+                self.by_driver += 1;
+                true
+            }
+            Err(refusal) => {
+                if self.refusal.replace(refusal) != Some(refusal) {
+                    tracing::info!("{peer}: flushes by reads, because {refusal}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Counts one by so many reads.
+    pub(super) fn read(&mut self, reads: usize) {
+        self.by_reads += 1;
+        self.more_reads += (reads as u64).saturating_sub(1);
+    }
+
+    /// Whether nobody ever asked.
+    pub(super) fn is_none(&self) -> bool {
+        self.by_reads + self.by_driver + self.skipped == 0
+    }
+}
+
+impl std::fmt::Display for Flushes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { by_reads, more_reads, by_driver, skipped, .. } = self;
+        let reads = by_reads + more_reads;
+        write!(
+            f,
+            "{by_reads} flushes by {reads} reads, {by_driver} by the CUDA driver, {skipped} had nothing to wait for"
+        )
     }
 }

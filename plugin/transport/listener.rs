@@ -11,7 +11,8 @@ use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::failover::Failover;
 use super::fifo;
-use super::flush::{FLUSH_DEPTH, FlushQp};
+use super::flush::{FLUSH_DEPTH, FlushQp, Flushes};
+use super::profile::Origin;
 use super::receives::{RECV_BATCH, depth, receives};
 use super::recv::{self, RecvComm};
 use super::subnet::Subnet;
@@ -38,8 +39,7 @@ pub struct Listener {
     transport: Arc<Transport>,
     socket: TcpListener,
     nonce: u64,
-    /// NCCL's identifier of the communicator, where the table version tells it.
-    comm_id: Option<u64>,
+    origin: Origin,
     rails: Vec<Rail>,
     strangers: Vec<(Channel, Instant)>,
     accepting: Option<Accepting>,
@@ -71,7 +71,7 @@ impl Listener {
     pub fn new(
         transport: &Arc<Transport>,
         rails: Vec<Rail>,
-        comm_id: Option<u64>,
+        origin: Origin,
         handle: &mut [u8; HANDLE_BYTES],
     ) -> Result<Self> {
         let settings = &transport.settings;
@@ -97,7 +97,7 @@ impl Listener {
             transport: Arc::clone(transport),
             socket,
             nonce,
-            comm_id,
+            origin,
             rails,
             strangers: Vec::new(),
             accepting: None,
@@ -329,6 +329,11 @@ impl Listener {
             depth,
             failover: failover.clone(),
             lanes: parts.lanes,
+            flushes: if flush.is_empty() {
+                Flushes::default()
+            } else {
+                Flushes::new(self.transport.settings.flush_method)
+            },
             flush,
             local: parts.registered,
             fifo_addr: hello.memory,
@@ -336,11 +341,12 @@ impl Listener {
             max_inline,
             spare: Spare::default(),
             owner: next_owner(),
+            profile: self.transport.profile(self.origin, &parts.rails),
         };
         let whose = Whose {
             direction: Direction::Receive,
             peer: peer.clone(),
-            comm_id: self.comm_id,
+            comm_id: self.origin.id,
             spare: route.spare.clone(),
             owner: route.owner,
         };

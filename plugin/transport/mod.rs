@@ -21,6 +21,7 @@ pub mod host_memory;
 pub mod lane;
 pub mod listener;
 pub mod mail;
+pub mod profile;
 pub mod pump;
 pub mod receives;
 pub mod recv;
@@ -53,6 +54,8 @@ use events::{Events, Links, Watch};
 use failover::Failover;
 use failure::Failures;
 use fork::{Fork, Moment};
+use profile::{Origin, Profile};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -144,11 +147,30 @@ impl Transport {
         } else {
             tracing::info!("using {} through {library}", names.join(", "));
         }
+        if !names.is_empty() {
+            tracing::info!("GPU memory: {}", self.gpu_memory());
+        }
         let memlock = host::limits::memlock();
         if !names.is_empty() && memlock.soft.is_some() {
             tracing::info!(
                 "memory lock limit in bytes: {memlock}; each registration counts against it"
             );
+        }
+    }
+
+    /// How devices reach GPU memory.
+    fn gpu_memory(&self) -> String {
+        let devices = self.devices();
+        let ports = devices.all_ports();
+        let takers: Vec<_> = ports.iter().filter(|p| p.dmabuf).map(|p| &*p.port.label).collect();
+        let dmabuf = match takers.len() {
+            0 => "no device takes DMA-BUFs".to_owned(),
+            all if all == ports.len() => "all devices take DMA-BUFs".to_owned(),
+            _ => format!("DMA-BUFs on {} only", takers.join(", ")),
+        };
+        match Sysfs::from_settings(&self.settings).peermem() {
+            Some(module) => format!("{dmabuf}; by address through {module}"),
+            None => format!("{dmabuf}; not by address, as no peer-memory module is loaded"),
         }
     }
 
@@ -179,6 +201,16 @@ impl Transport {
                 device.use_over(open, &self.settings)
             })
             .collect()
+    }
+
+    /// What NCCL's profiler is told of the transfers of an end over these rails.
+    fn profile(&self, origin: Origin, rails: &[Rail]) -> Option<Box<Profile>> {
+        let number = |rail: &Rail| {
+            let at = self.devices().all_ports().iter().position(|p| Arc::ptr_eq(p, &rail.device));
+            at.and_then(|at| c_int::try_from(at).ok()).unwrap_or(-1)
+        };
+        let devices = rails.iter().map(number).collect();
+        Profile::new(origin.profiler, self.settings.profiler, devices).map(Box::new)
     }
 
     /// Where the plugin's own memory may come from if it cannot be pinned.

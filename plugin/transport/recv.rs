@@ -12,8 +12,9 @@ use super::credits::Credits;
 use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
-use super::flush::FlushQp;
+use super::flush::{FlushQp, Flushes};
 use super::lane::{Kind, Lane, WrId};
+use super::profile::Profile;
 use super::pump::Pump;
 use super::receives::RecvLane;
 use super::request::{Request, RequestPool, Start, State};
@@ -22,8 +23,10 @@ use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
-use crate::memory::{Gate, GateState, Region};
+use crate::memory::{Gate, GateState, Region, RegionKind};
+use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
+use crate::verbs::sys::WR_RDMA_WRITE;
 use crate::verbs::wr::{Flags, Remote, SendChain};
 use std::sync::Arc;
 
@@ -40,6 +43,8 @@ pub struct Posted<'a> {
     pub tag: u32,
     /// Its memory handle; may be absent for an empty buffer.
     pub region: Option<&'a Region>,
+    /// What events for a profiler belong to.
+    pub parent: Parent,
 }
 
 /// What the data path needs to know about the sending end and the way there.
@@ -49,6 +54,8 @@ pub struct Route {
     pub lanes: Vec<Lane>,
     /// Loopback queue pairs in rail order; none when nothing needs a flush.
     pub flush: Vec<FlushQp>,
+    /// How data become visible to a GPU.
+    pub flushes: Flushes,
     /// Registrations of the credit copies and size records in rail order.
     pub local: Vec<Arc<Registered>>,
     /// Address of the sender's FIFO.
@@ -65,6 +72,8 @@ pub struct Route {
     pub depth: u32,
     /// What is known of lanes, where the others go on when one fails.
     pub failover: Option<Arc<Failover>>,
+    /// What NCCL's profiler is told, if there may be one.
+    pub profile: Option<Box<Profile>>,
 }
 
 /// Counters of one receiving end.
@@ -73,7 +82,9 @@ pub struct Route {
 pub struct RecvStats {
     /// Receives advertised, wrapping.
     pub receives: u32,
+    /// Flushes by reads, and by the CUDA driver.
     pub flushes: u64,
+    pub driver_flushes: u64,
     /// Flush calls that had nothing to wait for.
     pub flushes_skipped: u64,
     /// Receives that were copied to where they belong, and their bytes.
@@ -96,8 +107,7 @@ pub struct RecvComm {
     limits: Box<[[u32; MEMBERS]; SLOTS]>,
     flush: Vec<FlushQp>,
     flush_wrs: FlushWrs,
-    flushes: u64,
-    flushes_skipped: u64,
+    flushes: Flushes,
     copied: u64,
     copied_bytes: u64,
     spare: Spare,
@@ -106,6 +116,7 @@ pub struct RecvComm {
     fifo_rkeys: Vec<u32>,
     depth: u32,
     reroute: Option<Box<Reroute>>,
+    profile: Option<Box<Profile>>,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
@@ -151,9 +162,10 @@ impl RecvComm {
         let lanes_count = route.lanes.len();
         let lanes = route.lanes.into_iter().enumerate();
         let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
-        Ok(Self {
+        let mut comm = Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails())?;
+                let pool = if route.flushes.asks_driver() { pool.without_flushes() } else { pool };
                 // The usual case writes short entries over a lane that does not change; without the slots' own requests
                 // it does not happen.
                 let usual = shadow.is_short() && route.failover.is_none();
@@ -167,8 +179,7 @@ impl RecvComm {
             limits: Box::new([[0; MEMBERS]; SLOTS]),
             flush: route.flush,
             flush_wrs: FlushWrs(SendChain::new(1)),
-            flushes: 0,
-            flushes_skipped: 0,
+            flushes: route.flushes,
             copied: 0,
             copied_bytes: 0,
             spare: route.spare,
@@ -177,6 +188,7 @@ impl RecvComm {
             fifo_rkeys: route.fifo_rkeys,
             depth: route.depth,
             reroute: route.failover.map(|shared| Box::new(Reroute::new(shared, lanes_count))),
+            profile: route.profile,
             watchdog: Watchdog::default(),
             peer,
             failure: None,
@@ -185,7 +197,31 @@ impl RecvComm {
             local: route.local,
             shadow,
             records,
-        })
+        };
+        comm.direct();
+        Ok(comm)
+    }
+
+    /// Sees to it that receives of which a profiler is to know come the general way.
+    fn direct(&mut self) {
+        // Otherwise they all do.
+        let usual = self.shadow.is_short() && self.reroute.is_none();
+        if let Some(profile) = self.profile.as_mut().filter(|_| usual) {
+            profile.direct(&self.pool);
+        }
+    }
+
+    /// Tells a profiler of a receive, as of the write that advertises it: which lanes the answer will use, the sender
+    /// alone knows. Whether anybody listens.
+    fn tell(&mut self, index: usize, parents: &[Parent]) -> bool {
+        let Some(profile) = self.profile.as_mut().filter(|p| p.asks(index)) else { return false };
+        let lane = &self.lanes[self.credits.lane(index)].lane;
+        let id = self.credits.id(index).0;
+        let mut answered = false;
+        for (parent, limit) in parents.iter().zip(&self.limits[index]) {
+            answered |= profile.start((index, 0), lane, *parent, (id, WR_RDMA_WRITE, *limit));
+        }
+        answered
     }
 
     /// Tells the requests whom they belong to.
@@ -197,8 +233,9 @@ impl RecvComm {
     pub fn stats(&self) -> RecvStats {
         RecvStats {
             receives: self.next,
-            flushes: self.flushes,
-            flushes_skipped: self.flushes_skipped,
+            flushes: self.flushes.by_reads,
+            driver_flushes: self.flushes.by_driver,
+            flushes_skipped: self.flushes.skipped,
             copied: self.copied,
             copied_bytes: self.copied_bytes,
         }
@@ -285,7 +322,9 @@ impl RecvComm {
         }
         let count = members.len();
         let mut limit = 0;
+        let mut parents = [Parent::default(); MEMBERS];
         for (member, posted) in members.enumerate() {
+            parents[member % MEMBERS] = posted.parent;
             let (addr, rkeys) = match posted.region {
                 Some(region) if region.contains(posted.addr, posted.len.into()) => {
                     (posted.addr, *region.rkeys())
@@ -311,6 +350,7 @@ impl RecvComm {
                 },
             );
         }
+        let told = self.tell(index, &parents[..count]);
         if let Err(errno) = self.post_credit(index, count) {
             return Err(self.post_failed("ibv_post_send", errno));
         }
@@ -323,7 +363,7 @@ impl RecvComm {
         let taken = request.index();
         let slot = &mut self.slots[index];
         slot.request = taken;
-        if count > 1 || copied || self.reroute.is_some() {
+        if count > 1 || copied || told || self.reroute.is_some() {
             slot.await_unusual(sequence, count as u8, limit);
         } else {
             slot.await_one(sequence, limit);
@@ -334,6 +374,7 @@ impl RecvComm {
             request.complete();
             slot.request = NO_REQUEST;
         }
+        self.direct();
         Ok(self.pool.get(taken))
     }
 
@@ -412,7 +453,7 @@ impl RecvComm {
         hand_out: impl FnOnce(&Request),
     ) -> Start {
         let [flush] = &mut self.flush[..] else { return Start::General };
-        let number = self.flushes as usize % SLOTS;
+        let number = self.flushes.by_reads as usize % SLOTS;
         let request = self.pool.own_flush(number);
         if !self.pump.gate().is_open()
             || !region.contains(addr, 1)
@@ -422,7 +463,7 @@ impl RecvComm {
         }
         self.pool.take_own(request);
         hand_out(request);
-        self.flushes += 1;
+        self.flushes.by_reads += 1;
         match flush
             .post_usual(number, Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] })
         {
@@ -434,8 +475,8 @@ impl RecvComm {
         }
     }
 
-    /// Starts a flush of what was received at `addr`, one byte inside `region`, on every rail that carried data.
-    /// `None`: nothing to wait for.
+    /// Starts a flush of what was received at `addr`, one byte inside `region`, on every rail that carried data; or lets the
+    /// CUDA driver do it, if that was asked for. `None`: nothing to wait for.
     ///
     /// # Errors
     /// The connection failed, the address is not inside the region, or more flushes are in flight than receives can be.
@@ -453,6 +494,9 @@ impl RecvComm {
                 "iflush at {addr:#x} is outside its memory handle"
             ))));
         }
+        if region.kind() != RegionKind::Host && self.flushes.by_driver(addr, &self.peer) {
+            return Ok(None);
+        }
         let carried = |rail: usize| {
             let used = self.lanes.iter().any(|l| l.lane.rail == rail && l.is_used());
             used && !self.is_rail_stopped(rail)
@@ -468,7 +512,7 @@ impl RecvComm {
         }
         let rails = self.flush.iter().filter(|f| used >> f.lane.rail & 1 != 0).count();
         if rails == 0 {
-            self.flushes_skipped += 1;
+            self.skip_flush();
             return Ok(None);
         }
         // Bounded: a flush queue pair has a slot per receive in flight, and its reads complete on their own.
@@ -490,13 +534,13 @@ impl RecvComm {
                 return Err(self.post_failed("ibv_post_send (flush)", errno));
             }
         }
-        self.flushes += 1;
+        self.flushes.read(rails);
         Ok(self.pool.get(index))
     }
 
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
-        self.flushes_skipped += 1;
+        self.flushes.skipped += 1;
     }
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
@@ -634,6 +678,9 @@ impl RecvComm {
 
     /// All parts of a receive are here: it is done, unless its data must be copied first.
     fn all_arrived(&mut self, index: usize, slot: Slot, sizes: &[u32; MEMBERS]) {
+        if let Some(profile) = &mut self.profile {
+            profile.stop(index, 0);
+        }
         let copies = self.copies.as_mut().filter(|c| c.holds(index));
         let copied = copies.is_some();
         if let Some(copies) = copies {
@@ -695,6 +742,7 @@ impl Ending for RecvComm {
             watchdog: &mut self.watchdog,
             peer: &self.peer,
             failure: &mut self.failure,
+            profile: &mut self.profile,
         }
     }
 
@@ -791,6 +839,9 @@ impl Ending for RecvComm {
 
 impl Drop for RecvComm {
     fn drop(&mut self) {
+        if !self.flushes.is_none() {
+            tracing::debug!("{}: {}", self.peer, self.flushes);
+        }
         if self.copied > 0 {
             tracing::info!(
                 "{}: {} receives of {} bytes were copied to where they belong",

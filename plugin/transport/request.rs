@@ -228,6 +228,25 @@ impl RequestPool {
         self
     }
 
+    /// Puts the request of `slot` out of use, or into use again, unless it is in use. Whether it is as wanted.
+    pub fn withhold(&self, slot: usize, yes: bool) -> bool {
+        let own = self.own(slot);
+        match (own.state(), yes) {
+            (State::FREE, true) => own.state.set(State::WITHHELD),
+            (State::WITHHELD, false) => own.state.set(State::FREE),
+            _ => {}
+        }
+        (own.state() == State::WITHHELD) == yes
+    }
+
+    /// The same pool with the requests of usual flushes out of use.
+    pub fn without_flushes(self) -> Self {
+        for request in &self.all.head()[SLOTS..] {
+            request.state.set(State::WITHHELD);
+        }
+        self
+    }
+
     /// Tells every request whom it belongs to: the address that test() starts from.
     pub fn set_owner(&mut self, owner: usize) {
         for request in &*self.all {

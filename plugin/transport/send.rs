@@ -13,6 +13,7 @@ use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
+use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
 use super::stripe::{Imm, Stripes};
@@ -20,6 +21,7 @@ use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
 use crate::memory::registry::Registered;
 use crate::memory::{Gate, Region};
+use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
 use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote, SendChain};
 use std::sync::Arc;
@@ -50,6 +52,8 @@ pub struct Route {
     pub max_inline: u32,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
+    /// What NCCL's profiler is told, if there may be one.
+    pub profile: Option<Box<Profile>>,
     /// Size above which data and immediate are separate work requests, where adaptive routing may reorder packets.
     pub adaptive_threshold: Option<u32>,
     /// What is known of lanes, where the others go on when one fails.
@@ -98,6 +102,7 @@ pub struct SendComm {
     chunks_used: u32,
     copied_bytes: u64,
     watchdog: Watchdog,
+    profile: Option<Box<Profile>>,
     peer: Peer,
     failure: Option<Fault>,
     /// Why the last [`Self::try_isend`] could not post.
@@ -144,9 +149,10 @@ impl SendComm {
         cqs: Vec<Arc<CompletionQueue>>,
         fifo: CreditFifo,
         records: SizeRecords,
-        route: Route,
+        mut route: Route,
         peer: Peer,
     ) -> Result<Self, Error> {
+        let profile = route.profile.take();
         let pump = Pump::new(gate, cqs);
         let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
         let reroute = route.failover.clone();
@@ -174,13 +180,18 @@ impl SendComm {
             chunks_used: 0,
             copied_bytes: 0,
             watchdog: Watchdog::default(),
+            profile,
             peer,
             failure: None,
             post_errno: 0,
         };
+        if comm.profile.is_some() {
+            Profile::direct_one(&comm.pool);
+        }
         comm.simple_limit = comm.usual_limit();
-        if comm.simple_limit != 0 && comm.route.adaptive_threshold.is_some() {
-            comm.pairs = Some((Box::new(comm.make_pairs()), comm.route.max_message));
+        if comm.route.adaptive_threshold.is_some() {
+            comm.pairs =
+                comm.may_be_usual().then(|| (Box::new(comm.make_pairs()), comm.route.max_message));
         }
         Ok(comm)
     }
@@ -210,10 +221,15 @@ impl SendComm {
         Pairs(pairs)
     }
 
-    /// The largest message that takes one work request.
+    /// Whether the connection is one for usual messages.
+    fn may_be_usual(&self) -> bool {
+        self.route.stripes.width() == 1 && self.fifo.is_short() && self.route.lanes.len() <= SLOTS
+    }
+
+    /// The largest message that takes one work request; 0 while a profiler wants to know of each.
     fn usual_limit(&self) -> u32 {
-        let few_lanes = self.route.lanes.len() <= SLOTS;
-        if self.route.stripes.width() == 1 && self.fifo.is_short() && few_lanes {
+        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive());
+        if self.may_be_usual() && !told {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
             0
@@ -297,7 +313,7 @@ impl SendComm {
     }
 
     /// Starts sending `size` bytes at `addr` to the oldest advertised receive with this tag. `None`: no such receive
-    /// is advertised yet, or no resource is free; call again.
+    /// is advertised yet, or no resource is free; call again. Events for a profiler belong to `parent`.
     ///
     /// A send larger than the receive is shortened to it, and both ends report the smaller size.
     ///
@@ -309,6 +325,7 @@ impl SendComm {
         size: u32,
         tag: u32,
         region: Option<&Region>,
+        parent: Parent,
     ) -> Result<Option<&Request>, Fault> {
         if !self.pump.gate().is_open() {
             self.attention(true)?;
@@ -323,7 +340,7 @@ impl SendComm {
             }
         }
         match self.fifo.read(slot, 0, sequence) {
-            Some(first) => self.isend_group(addr, size, tag, region, first),
+            Some(first) => self.isend_group(addr, size, tag, (region, parent), first),
             None => Ok(None),
         }
     }
@@ -429,6 +446,7 @@ impl Ending for SendComm {
             watchdog: &mut self.watchdog,
             peer: &self.peer,
             failure: &mut self.failure,
+            profile: &mut self.profile,
         }
     }
 
@@ -494,6 +512,9 @@ impl SendComm {
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
                     self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
+                    if let Some(profile) = &mut self.profile {
+                        profile.stop(id.slot(), id.lane());
+                    }
                     self.part_done(id.slot() % SLOTS);
                 }
                 (Some(Kind::Progress), Some(lane)) => {

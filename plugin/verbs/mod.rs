@@ -10,6 +10,7 @@ pub mod cq;
 pub mod event;
 pub mod fork;
 pub mod library;
+pub mod mlx5;
 pub mod mr;
 pub mod pd;
 pub mod qp;

@@ -51,6 +51,15 @@ int softrnic_fail_modify_qp(int state, uint64_t count, int errno_value);
 /* Replaces an entry of a port's GID table in this process, with the async event. `entry` is written as in SOFTRNIC_GIDS;
  * "-" empties the slot. QPs keep the addresses they were given. */
 int softrnic_set_gid(const char *device, int port, int index, const char *entry);
+/* Opcode and payload bytes of the newest send request with this id among the last 128 that were posted on a QP of this
+ * process. ENOENT: not among them. */
+int softrnic_posted(uint32_t qp_num, uint64_t wr_id, int *opcode, uint64_t *bytes);
+
+/* Makes the next registration of this process wait until this is called with 0. */
+int softrnic_pause_reg(int on);
+
+/* 1 while a registration waits because of that. */
+int softrnic_reg_paused(void);
 
 /* Raises an async event. `element` is the QP number, CQ handle, SRQ handle or port number, by event type. */
 int softrnic_inject_event(struct ibv_context *context, int event_type, uint32_t element);

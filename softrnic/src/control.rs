@@ -1,7 +1,7 @@
 //! Faults and modes that tests set: holding, failing registrations, killed QPs, ports, injected events.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use crate::abi::*;
 use crate::device::Device;
@@ -60,6 +60,40 @@ pub fn fail_registration(n: u64) {
 /// Makes every registration fail, beginning with the `n`-th from now; 0 = none.
 pub fn fail_registrations_from(n: u64) {
     FAIL_FROM.store(from_now(n), Ordering::Relaxed);
+}
+
+/// Where a registration that a test pauses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    Off,
+    /// The next one waits.
+    Armed,
+    /// One waits.
+    Waiting,
+}
+
+static PAUSE: (Mutex<Pause>, Condvar) = (Mutex::new(Pause::Off), Condvar::new());
+
+/// Makes the next registration of the process wait, or ends that.
+pub fn pause_registration(on: bool) {
+    *lock(&PAUSE.0) = if on { Pause::Armed } else { Pause::Off };
+    PAUSE.1.notify_all();
+}
+
+/// Whether one waits.
+pub fn is_registration_paused() -> bool {
+    *lock(&PAUSE.0) == Pause::Waiting
+}
+
+/// Waits if a test wants this registration to.
+pub fn wait_if_paused() {
+    let mut pause = lock(&PAUSE.0);
+    if *pause == Pause::Armed {
+        *pause = Pause::Waiting;
+        while *pause == Pause::Waiting {
+            pause = PAUSE.1.wait(pause).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 /// Chooses the errno of those; 0 = ENOMEM again.

@@ -80,6 +80,8 @@ pub struct Settings {
     pub memlock: Quota,
     /// Whether a registration may ask for relaxed ordering.
     pub relaxed_ordering: bool,
+    /// How a device refuses dma-bufs: an errno, or 0 where it takes them. The last one is for the devices that follow.
+    dmabuf: Vec<i32>,
 }
 
 fn warn(name: &str, value: &str, why: &str, effective: &str) {
@@ -139,6 +141,21 @@ fn memlock() -> Quota {
             Quota::Off
         }),
     }
+}
+
+fn dmabuf() -> Vec<i32> {
+    let value = text("DMABUF");
+    let words = [("yes", 0), ("no", libc::EOPNOTSUPP), ("unknown", libc::EPROTONOSUPPORT)];
+    let errno = |entry: &str| {
+        words.iter().find(|(word, _)| *word == entry.trim()).map_or_else(
+            || {
+                warn("DMABUF", entry, "not yes, no or unknown", "yes");
+                0
+            },
+            |(_, errno)| *errno,
+        )
+    };
+    value.split(',').map(errno).collect()
 }
 
 /// Reads `address[/v1|/v2|/ib][@ifindex]`, or `-` for an empty slot.
@@ -288,6 +305,7 @@ impl Settings {
             cma: cma(),
             memlock: memlock(),
             relaxed_ordering: choice("RELAXED_ORDERING", &["yes", "no"], 0) == 0,
+            dmabuf: dmabuf(),
             numbers,
         }
     }
@@ -298,6 +316,12 @@ impl Settings {
 
     fn n32(&self, which: N) -> u32 {
         u32::try_from(self.n(which)).unwrap_or(u32::MAX)
+    }
+
+    /// Why a device takes no dma-bufs, if it does not.
+    pub fn refuses_dmabuf(&self, device: usize) -> Option<i32> {
+        let errno = self.dmabuf.get(device).or(self.dmabuf.last()).copied().unwrap_or(0);
+        (errno != 0).then_some(errno)
     }
 
     /// Ports per device.

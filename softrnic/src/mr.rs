@@ -63,8 +63,9 @@ enum Backing {
 
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a registration take the time that the settings say. No lock is held here.
+/// Makes a registration take the time that the settings or a test say. No lock is held here.
 fn take_time(pages: u64) {
+    crate::control::wait_if_paused();
     let delay = settings().reg_delay(pages);
     if delay.is_zero() {
         return;
@@ -104,12 +105,13 @@ impl Mr {
         what: Registration,
     ) -> Result<Arc<Self>, i32> {
         Self::check(pd, &what)?;
-        if what.len == 0 {
+        let page = page_size() as u64;
+        // As the kernel: both must lie equally far into their pages.
+        if what.len == 0 || offset % page != what.iova % page {
             return Err(libc::EINVAL);
         }
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
         let fd = fd.try_clone_to_owned().map_err(errno)?;
-        let page = page_size() as u64;
         let skip = usize::try_from(offset % page).unwrap_or(0);
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;

@@ -10,7 +10,7 @@ use crate::control;
 use crate::cq::complete;
 use crate::engine::Verdict;
 use crate::env::{Engine, settings};
-use crate::qp::{Qp, Sq, Wait};
+use crate::qp::{Qp, RECENT, Recent, Sq, Wait};
 use crate::ring::{Cqe, KIND_SEND, Receive, RecvRing};
 use crate::stats::{self, Counter};
 use crate::sync::lock;
@@ -55,6 +55,10 @@ impl Qp {
         }
         // SAFETY: the caller's request is readable.
         let mut wqe = unsafe { Wqe::read(wr, &self.limits)? };
+        if sq.recent.len() == RECENT {
+            sq.recent.pop_front();
+        }
+        sq.recent.push_back(Recent { wr_id: wqe.wr_id, opcode: wqe.opcode, len: wqe.len });
         sq.posted = sq.posted.wrapping_add(1);
         wqe.counter = sq.posted;
         wqe.order = ORDER.fetch_add(1, Ordering::Relaxed);

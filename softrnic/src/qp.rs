@@ -83,7 +83,23 @@ pub struct Sq {
     pub trace: [Option<(u32, QpAttr)>; 7],
     /// Negotiated extensions.
     pub ece: Ece,
+    /// The newest requests, oldest first.
+    pub recent: VecDeque<Recent>,
 }
+
+/// What is remembered of a posted request.
+#[derive(Clone, Copy, Debug)]
+pub struct Recent {
+    /// The application's id.
+    pub wr_id: u64,
+    /// Opcode.
+    pub opcode: u32,
+    /// Payload bytes.
+    pub len: u64,
+}
+
+/// How many posted requests a QP remembers.
+pub const RECENT: usize = 128;
 
 /// A resolved connection.
 #[derive(Debug)]
@@ -525,6 +541,7 @@ impl Sq {
             wait: None,
             trace: [None; 7],
             ece: Ece::default(),
+            recent: VecDeque::new(),
         }
     }
 }

@@ -8,7 +8,7 @@ mod callgrind;
 mod figures;
 pub mod memory;
 pub mod phases;
-mod provider;
+pub mod provider;
 
 use crate::cli::{Cpu, CpuLoop};
 use crate::failure::{Failure, Result};
@@ -156,7 +156,7 @@ impl Measurement<'_> {
 }
 
 /// The last line of the program's output; a plugin may have printed before it.
-fn parse<T: serde::de::DeserializeOwned>(output: &str) -> Result<T> {
+pub fn parse<T: serde::de::DeserializeOwned>(output: &str) -> Result<T> {
     let line = output.lines().next_back().unwrap_or_default();
     serde_json::from_str(line)
         .map_err(|error| Failure::new("cpu", format!("unexpected output '{line}': {error}")))

@@ -8,11 +8,13 @@ use crate::error::{Error, Fault};
 use crate::memory::Region;
 use crate::memory::bounce::{Bounced, CHUNK};
 use crate::memory::region::MAX_RAILS;
+use crate::profiler::Parent;
 use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
 use crate::transport::lane::{Kind, WrId};
 use crate::transport::request::Request;
 use crate::transport::stripe::Imm;
+use crate::verbs::sys::{WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM};
 use crate::verbs::wr::{Flags, Local, Remote};
 use std::sync::Arc;
 
@@ -55,6 +57,8 @@ pub(super) struct Forming {
     pub(super) list: [Member; MEMBERS],
     /// The buffers of members that are sent from copies.
     pub(super) sources: [Option<Arc<Bounced>>; MEMBERS],
+    /// What events of each member belong to.
+    pub(super) parents: [Parent; MEMBERS],
     /// The next work request to make, once all members are matched.
     pub(super) cursor: Option<Cursor>,
     /// Parts that it is cut into, whether a size record goes with it, and the lane of its first part.
@@ -71,6 +75,7 @@ impl Default for Forming {
             left: 0,
             list: [NO_MEMBER; MEMBERS],
             sources: Default::default(),
+            parents: Default::default(),
             cursor: None,
             parts: 0,
             record: false,
@@ -127,7 +132,7 @@ impl SendComm {
         addr: u64,
         size: u32,
         tag: u32,
-        region: Option<&Region>,
+        (region, parent): (Option<&Region>, Parent),
         first: Credit,
     ) -> Result<Option<&Request>, Fault> {
         if self.forming.cursor.is_some() {
@@ -214,6 +219,7 @@ impl SendComm {
             rkeys: credit.rkeys,
         };
         forming.sources[member] = bounced;
+        forming.parents[member] = parent;
         self.simple_limit = 0;
         if forming.left == 0 {
             self.begin_posting(slot, sequence);
@@ -347,6 +353,15 @@ impl SendComm {
         Ok(Some(chunk))
     }
 
+    /// Tells a profiler of the first work request of a member on a lane, whose notice ends the event.
+    fn tell(&mut self, member: usize, (slot, lane): (usize, usize), work: (u64, u32, u32)) {
+        let Some(profile) = self.profile.as_mut().filter(|profile| profile.asks(slot)) else {
+            return;
+        };
+        let parent = self.forming.parents[member % MEMBERS];
+        profile.start((slot, lane), &self.route.lanes[lane], parent, work);
+    }
+
     /// Makes up to `limit` work requests of the cursor's part; returns how many and whether the part is then complete.
     /// What is copied is posted at once, so that the device is at work while the next piece is copied.
     fn build(
@@ -381,13 +396,14 @@ impl SendComm {
                     let local = Local { addr, len: bytes, lkey: m.lkeys[rail] };
                     let remote =
                         Remote { addr: m.remote.wrapping_add(from), rkey: m.rkeys[remote_rail] };
-                    break Some((local, remote, cursor.offset + bytes == share, copied));
+                    let begun = (cursor.offset == 0).then_some(share);
+                    break Some((local, remote, cursor.offset + bytes == share, copied, begun));
                 }
                 cursor.member += 1;
                 cursor.offset = 0;
             };
             match piece {
-                Some((mut local, remote, whole, copied)) => {
+                Some((mut local, remote, whole, copied, begun)) => {
                     let mut chunk = None;
                     if copied {
                         let Some(used) = self.copy(cursor.member, local.addr, local.len)? else {
@@ -399,21 +415,23 @@ impl SendComm {
                     let named = |id: WrId| chunk.map_or(id, |chunk| id.with_chunk(chunk)).0;
                     let last = fused && whole && cursor.member + 1 == members;
                     cursor.offset += local.len;
+                    let (kind, opcode) = if last {
+                        (Kind::Part, WR_RDMA_WRITE_WITH_IMM)
+                    } else {
+                        (Kind::Progress, WR_RDMA_WRITE)
+                    };
+                    let id = named(id(kind, count));
+                    if let Some(share) = begun {
+                        self.tell(cursor.member, (slot, lane), (id, opcode, share));
+                    }
                     if last {
-                        let id = named(id(Kind::Part, count));
                         self.chain.0.write_imm(count, id, local, remote, imm, Flags::SIGNALED);
                         return Ok((count + 1, true));
                     }
                     // The last of a portion is signalled, so that its slots come free and the rest can follow.
                     let signalled = copied || count + 1 == limit;
                     let flags = if signalled { Flags::SIGNALED } else { Flags::SILENT };
-                    self.chain.0.write(
-                        count,
-                        named(id(Kind::Progress, count)),
-                        local,
-                        remote,
-                        flags,
-                    );
+                    self.chain.0.write(count, id, local, remote, flags);
                     count += 1;
                     if copied {
                         break;
@@ -445,6 +463,12 @@ impl SendComm {
                         )
                     };
                     let id = id(Kind::Part, count).0;
+                    // Members without data are in the notice of the first part.
+                    for member in (0..members).filter(|_| cursor.part == 0) {
+                        if self.forming.list[member].len == 0 {
+                            self.tell(member, (slot, lane), (id, WR_RDMA_WRITE_WITH_IMM, 0));
+                        }
+                    }
                     self.chain.0.write_imm(count, id, local, remote, imm, flags);
                     return Ok((count + 1, true));
                 }

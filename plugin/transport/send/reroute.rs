@@ -116,6 +116,9 @@ impl SendComm {
                 return false;
             }
         }
+        if let Some(profile) = &mut self.profile {
+            profile.stop(id.slot(), number);
+        }
         lane.complete(id.position());
         self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
         reroute.busy = true;

@@ -115,6 +115,33 @@ pub unsafe extern "C" fn softrnic_qp_ece(qpn: u32, ece: *mut Ece) -> c_int {
     })
 }
 
+/// Opcode and payload bytes of the newest request with an id that was posted on a QP: ENOENT if it is not remembered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softrnic_posted(
+    qpn: u32,
+    wr_id: u64,
+    opcode: *mut c_int,
+    bytes: *mut u64,
+) -> c_int {
+    code(|| {
+        let qp = Qp::by_number(qpn).ok_or(libc::EINVAL)?;
+        let sq = lock(&qp.sq);
+        let found = sq.recent.iter().rev().find(|r| r.wr_id == wr_id).copied();
+        drop(sq);
+        let found = found.ok_or(libc::ENOENT)?;
+        // SAFETY: out-pointers of the caller.
+        unsafe {
+            if !opcode.is_null() {
+                opcode.write(found.opcode.cast_signed());
+            }
+            if !bytes.is_null() {
+                bytes.write(found.len);
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Makes the next `count` changes of any QP to `state` fail with `errno`.
 #[unsafe(no_mangle)]
 pub extern "C" fn softrnic_fail_modify_qp(state: c_int, count: u64, errno: c_int) -> c_int {
@@ -142,6 +169,21 @@ pub unsafe extern "C" fn softrnic_set_gid(
         let index = u8::try_from(index).map_err(|_| libc::EINVAL)?;
         control::set_gid_entry(device, port, index, entry)
     })
+}
+
+/// Makes the next registration wait (non-zero), or ends that and lets the one that waits go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_pause_reg(on: c_int) -> c_int {
+    code(|| {
+        control::pause_registration(on != 0);
+        Ok(())
+    })
+}
+
+/// Whether a registration waits because of that.
+#[unsafe(no_mangle)]
+pub extern "C" fn softrnic_reg_paused() -> c_int {
+    guard(0, || c_int::from(control::is_registration_paused()))
 }
 
 /// Raises an async event on a context. `element`: QP number, CQ handle, SRQ handle or port number, by event type.

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::{code, guard, pointer};
 use crate::abi::*;
 use crate::context::Context;
+use crate::env::settings;
 use crate::fork;
 use crate::mr::{Mr, Registration};
 use crate::pd::Pd;
@@ -84,6 +85,10 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut IbvMr {
     pointer(|| {
         let pd = Pd::find(pd).ok_or(libc::EINVAL)?;
+        // Before anything else is looked at: callers ask with a descriptor that cannot be.
+        if let Some(errno) = settings().refuses_dmabuf(pd.context.device.index) {
+            return Err(errno);
+        }
         if fd < 0 {
             return Err(libc::EBADF);
         }

@@ -128,6 +128,11 @@ pub const TEXTS: &[Text] = &[
         doc: "memlock quota of MRs: off, rlimit (soft RLIMIT_MEMLOCK, lifted by CAP_IPC_LOCK) or bytes",
     },
     Text {
+        name: "DMABUF",
+        default: "yes",
+        doc: "comma list for each device, the last for the rest: yes, no (EOPNOTSUPP) or unknown (EPROTONOSUPPORT), whether dma-bufs can be registered",
+    },
+    Text {
         name: "RELAXED_ORDERING",
         default: "yes",
         doc: "yes or no: whether registrations may ask for relaxed ordering; no answers EINVAL",

@@ -647,6 +647,11 @@ fn any_mappable_descriptor_is_a_dmabuf() {
         assert!(
             memory::ibv_reg_dmabuf_mr(p.device.pd, 0, 8193, 0, fd, ALL.cast_signed()).is_null()
         );
+        assert!(
+            memory::ibv_reg_dmabuf_mr(p.device.pd, 64, 4096, 0x1000, fd, ALL.cast_signed())
+                .is_null()
+        );
+        assert_eq!(errno(), libc::EINVAL, "they lie unequally far into their pages");
         let mr = memory::ibv_reg_dmabuf_mr(p.device.pd, 4096, 4096, 0x1000, fd, ALL.cast_signed());
         libc::close(fd);
         assert!(!mr.is_null(), "errno {}", errno());
