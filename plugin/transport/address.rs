@@ -5,6 +5,7 @@ use super::wire::WireRail;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::host::gid::{self, Wanted};
+use crate::host::pkey;
 use crate::host::sysfs::Sysfs;
 use crate::verbs::qp::{GlobalRoute, Path};
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND};
@@ -170,20 +171,10 @@ fn choose_gid(
 }
 
 fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settings) -> Result<u16> {
-    let Some(wanted) = settings.pkey_value else {
-        let index = settings.pkey_index;
-        if attr.pkey_tbl_len != 0 && index >= attr.pkey_tbl_len {
-            return Err(Error::usage(format!(
-                "NCCL_IB_PKEY={index}, but {} has {} partition keys",
-                port.label, attr.pkey_tbl_len
-            )));
-        }
-        return Ok(index);
-    };
-    // The top bit is the membership type, not part of the partition's identity.
-    (0..attr.pkey_tbl_len)
-        .find(|i| context.query_pkey(port.number, *i).is_ok_and(|p| p & 0x7fff == wanted & 0x7fff))
-        .ok_or_else(|| Error::usage(format!("{} has no partition key {wanted:#06x}", port.label)))
+    let table: Vec<_> = (0..attr.pkey_tbl_len)
+        .filter_map(|index| Some((index, context.query_pkey(port.number, index).ok()?)))
+        .collect();
+    pkey::choose(&table, settings).map_err(|e| Error::usage(format!("{}: {e}", port.label)))
 }
 
 #[cfg(test)]
