@@ -80,8 +80,11 @@ fn library(machine: &Machine) -> Library {
 /// Whether the kernel copies pinned pages, by the library's word or by the kernel's release.
 fn copies(machine: &Machine) -> Known {
     let said = machine.verbs.as_ref().and_then(|facts| facts.copies_for_children);
-    if let Some(said) = said {
-        return if said { Known::Yes } else { Known::No };
+    match said {
+        Some(true) => return Known::Yes,
+        // Without a device the kernel's RDMA part may not be loaded, and then there is nobody who could tell it.
+        Some(false) if !machine.sysfs.devices().is_empty() => return Known::No,
+        _ => {}
     }
     match release_of(&kernel::release(&machine.proc).unwrap_or_default()) {
         // Ordinary pages since 5.9, those of hugetlb since 5.12; told since 5.13.

@@ -74,6 +74,10 @@ fn install(machine: &Machine) -> &'static str {
 
 fn by_library(machine: &Machine, facts: &VerbsFacts, devices: &[String]) -> Vec<Finding> {
     let asked = &facts.asked;
+    if let (Some(error), Some(file), true) = (&facts.error, &facts.file, devices.is_empty()) {
+        let what = format!("{asked} is there and has nothing to list");
+        return vec![Finding::fine(CHECK, what, format!("{}: {error}", file.display()))];
+    }
     if let Some(error) = &facts.error {
         let evidence = format!("{error}; the kernel has {}", list(devices));
         let remedy = if machine.settings.verbs_lib.is_some() {

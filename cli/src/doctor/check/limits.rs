@@ -55,9 +55,16 @@ fn parents(machine: &Machine) -> Vec<(String, String)> {
 }
 
 /// What those who started the process have.
-fn inherited(parents: &[(String, String)], line: &str) -> String {
-    let shown = |(who, text): &(String, String)| Some(format!("; {who}: {}", in_text(text, line)?));
-    parents.iter().filter_map(shown).collect()
+fn inherited(parents: &[(String, String)], line: &str, shown: impl Fn(Limit) -> String) -> String {
+    let one =
+        |(who, text): &(String, String)| Some(format!("; {who}: {}", shown(in_text(text, line)?)));
+    parents.iter().filter_map(one).collect()
+}
+
+/// A limit in bytes as people read it.
+fn in_bytes(limit: Limit) -> String {
+    let side = |side: Option<u64>| side.map_or_else(|| "unlimited".into(), amount);
+    format!("soft {}, hard {}", side(limit.soft), side(limit.hard))
 }
 
 /// Where a limit is raised: where it was lowered.
@@ -91,12 +98,11 @@ fn place(
 
 fn memlock(machine: &Machine, limit: Limit, parents: &[(String, String)]) -> Finding {
     let status = Status::read(&machine.proc);
-    let shown = |side: Option<u64>| side.map_or_else(|| "unlimited".into(), amount::amount);
-    let mut evidence = format!("soft {}, hard {}", shown(limit.soft), shown(limit.hard));
+    let mut evidence = in_bytes(limit);
     if let Some(pinned) = status.pinned {
         evidence += &format!(", {} pinned now", amount(pinned));
     }
-    evidence += &inherited(parents, MEMLOCK);
+    evidence += &inherited(parents, MEMLOCK, in_bytes);
     let Some(soft) = limit.soft else {
         return Finding::fine(MEMORY, "any amount of memory may be registered", evidence);
     };
@@ -127,7 +133,7 @@ fn memlock(machine: &Machine, limit: Limit, parents: &[(String, String)]) -> Fin
 fn nofile(machine: &Machine, limit: Limit, parents: &[(String, String)]) -> Finding {
     let evidence = format!(
         "{limit}; pinrail raises the soft limit to the hard one{}",
-        inherited(parents, NOFILE)
+        inherited(parents, NOFILE, |limit| limit.to_string())
     );
     let enough = |limit: Limit| limit.hard.is_none_or(|hard| hard >= DESCRIPTORS);
     if enough(limit) {

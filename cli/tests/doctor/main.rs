@@ -1,0 +1,111 @@
+//! `pinrail doctor` and `pinrail settings` on made-up hosts.
+
+mod bundle;
+mod faults;
+mod host;
+mod settings;
+
+use host::{Host, PINRAIL, Report};
+use std::process::Command;
+
+#[test]
+fn a_host_where_all_is_well_has_no_problem_and_no_note() {
+    let report = Host::healthy().report();
+    assert_eq!(report.findings("problem"), [] as [[String; 4]; 0]);
+    assert_eq!(report.findings("advice"), [] as [[String; 4]; 0]);
+    assert_eq!((report.code, report.document["verdict"].as_str()), (0, Some("fine")));
+    let checks: Vec<_> = report.findings("fine").into_iter().map(|[check, ..]| check).collect();
+    for check in [
+        "library",
+        "provider",
+        "nodes",
+        "settings",
+        "port",
+        "mtu",
+        "filter",
+        "gid",
+        "pkey",
+        "class",
+        "memlock",
+        "nofile",
+        "cgroup",
+        "placement",
+        "fork",
+        "gpu",
+        "acs",
+        "iommu",
+        "ordering",
+        "pcie",
+    ] {
+        assert!(checks.iter().any(|known| known == check), "{check} is not among {checks:?}");
+    }
+    let port = &report.document["ports"][0];
+    assert_eq!(port["port"], "mlx5_0:1");
+    assert_eq!(port["mbps"], 400_000);
+    assert_eq!(port["mtu"], 4096);
+    assert_eq!(port["gid"]["index"], 3);
+    assert_eq!(port["used"], true);
+    assert_eq!(port["pci"], "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0");
+}
+
+#[test]
+fn text_is_for_people_and_has_no_colour_in_a_pipe() {
+    let host = Host::healthy();
+    host.limits("self", "8388608", "1048576");
+    // What a file holds must not reach a terminal as it is.
+    host.port(host::FIRST, &[("rate", "400 Gb/sec \x1b[31m(4X NDR)\n")]);
+    let output = host.run(&["doctor"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!text.contains('\x1b'), "{text}");
+    for part in [
+        "mlx5_0:1: RoCE, ACTIVE, link LinkUp, 400 Gb/sec \\u{1b}[31m(4X NDR), MTU 4096, GID 3 10.0.0.1 v2 eth0",
+        "PROBLEM  memlock: no more than 8 MiB can be registered",
+        "evidence: soft 8 MiB, hard 8 MiB",
+        "remedy:   ",
+        "problems: problems 1, unknown 0, notes 0",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert!(text.find("PROBLEM").unwrap() < text.find("ok ").unwrap(), "{text}");
+}
+
+#[test]
+fn what_cannot_be_told_is_no_verdict() {
+    let nothing = Host::empty();
+    let report = nothing.report();
+    assert_eq!((report.code, report.document["verdict"].as_str()), (2, Some("unknown")));
+    let error = report.document["error"].as_str().unwrap();
+    assert!(error.contains("no folder proc/self") && error.contains("--bundle"), "{error}");
+
+    let blind = Host::healthy();
+    blind.remove("proc/self/limits");
+    let report = blind.report();
+    assert_eq!(report.code, 2);
+    let unknown = report.findings("unknown");
+    assert_eq!(unknown.len(), 1, "{unknown:?}");
+    assert!(unknown[0][2].contains("proc/self/limits cannot be read"), "{unknown:?}");
+
+    let damaged = Host::healthy();
+    damaged.library("{");
+    let report = damaged.report();
+    assert_eq!(report.code, 2);
+    assert!(report.document["error"].as_str().unwrap().contains("pinrail/verbs.json is damaged"));
+}
+
+/// The one verdict of the live library that is the same on every machine.
+#[test]
+fn a_library_that_is_not_there_is_named_on_the_host_itself() {
+    let output = Command::new(PINRAIL)
+        .args(["doctor", "--json"])
+        .env("NCCL_IBVERBS_LIB", "/no/such/libibverbs.so.1")
+        .output()
+        .unwrap();
+    let report = Report::of(&output);
+    assert_eq!(report.code, 1);
+    let problems = report.findings("problem");
+    let library = problems.iter().find(|[check, ..]| check == "library").expect("a verdict");
+    assert!(library[1].contains("/no/such/libibverbs.so.1 cannot be used"), "{library:?}");
+    assert!(library[3].contains("NCCL_IBVERBS_LIB"), "{library:?}");
+    assert_eq!(report.document["captured"], false);
+}
