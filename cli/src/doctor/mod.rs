@@ -67,6 +67,7 @@ fn examine(machine: &Machine, ports: &[Port]) -> Vec<Finding> {
     findings.extend(check::class::check(machine, ports));
     findings.extend(check::sibling::check(ports));
     findings.extend(check::bond::check(machine, ports));
+    findings.extend(check::socket::check(machine));
     findings.extend(check::limits::check(machine));
     findings.extend(check::placement::check(machine));
     findings.extend(check::forks::check(machine));

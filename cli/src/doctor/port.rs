@@ -1,7 +1,7 @@
 //! The ports of the host, with what the plugin's own choices make of them.
 
 use super::machine::Machine;
-use nccl_net_pinrail::config::Decision;
+use nccl_net_pinrail::config::{Decision, Reason};
 use nccl_net_pinrail::host::gid::{
     Choice, GidEntry, NetDev, NoGid, Wanted, choose_infiniband, choose_roce,
 };
@@ -76,10 +76,10 @@ impl Port {
         self.is_usable() && self.is_selected()
     }
 
-    /// A list names it, so that somebody counts on it.
+    /// A list names its device in full, so that somebody counts on it.
     pub fn is_asked_for(&self) -> bool {
-        self.is_selected()
-            && matches!(self.decision.reason, nccl_net_pinrail::config::Reason::Listed(_))
+        let Reason::Listed(token) = &self.decision.reason else { return false };
+        self.is_selected() && token.split(':').next() == Some(self.device.as_str())
     }
 
     /// Its state in words.

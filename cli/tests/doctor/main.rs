@@ -93,12 +93,13 @@ fn what_cannot_be_told_is_no_verdict() {
     assert!(report.document["error"].as_str().unwrap().contains("pinrail/verbs.json is damaged"));
 }
 
-/// The one verdict of the live library that is the same on every machine.
+/// Verdicts about the host itself that are the same on every machine.
 #[test]
-fn a_library_that_is_not_there_is_named_on_the_host_itself() {
+fn what_is_not_there_is_named_on_the_host_itself() {
     let output = Command::new(PINRAIL)
         .args(["doctor", "--json"])
         .env("NCCL_IBVERBS_LIB", "/no/such/libibverbs.so.1")
+        .env("NCCL_SOCKET_IFNAME", "=no-such-if0")
         .output()
         .unwrap();
     let report = Report::of(&output);
@@ -107,5 +108,32 @@ fn a_library_that_is_not_there_is_named_on_the_host_itself() {
     let library = problems.iter().find(|[check, ..]| check == "library").expect("a verdict");
     assert!(library[1].contains("/no/such/libibverbs.so.1 cannot be used"), "{library:?}");
     assert!(library[3].contains("NCCL_IBVERBS_LIB"), "{library:?}");
+    let socket = problems.iter().find(|[check, ..]| check == "socket").expect("a verdict");
+    assert!(socket[1].contains("there is no interface no-such-if0"), "{socket:?}");
     assert_eq!(report.document["captured"], false);
+}
+
+/// A library that has devices of its own, such as softrnic, on a host whose kernel has none.
+#[test]
+fn devices_of_the_library_alone_count() {
+    let host = Host::healthy();
+    host.remove("sys/class/infiniband");
+    host.environment(&[
+        ("NCCL_IBVERBS_LIB", "/opt/softrnic/libibverbs.so.1"),
+        ("NCCL_IB_HCA", "mlx5"),
+    ]);
+    let library = |offered: &str| {
+        let device = r#"[{ "name": "softrnic0", "error": null }]"#;
+        host.library(&format!(
+            r#"{{ "asked": "/opt/softrnic/libibverbs.so.1", "devices": {device}, "offered": {offered} }}"#
+        ));
+        host.report()
+    };
+    assert_eq!(library(r#"[{ "port": "softrnic0:1", "mbps": 100000 }]"#).code, 0);
+    let report = library("[]");
+    assert_eq!(report.code, 1);
+    let problems = report.findings("problem");
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0][1].contains("lists softrnic0, and pinrail offers none"), "{problems:?}");
+    assert!(problems[0][2].contains("NCCL_IB_HCA=mlx5"), "{problems:?}");
 }

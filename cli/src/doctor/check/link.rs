@@ -37,11 +37,27 @@ fn adapters(machine: &Machine) -> Vec<String> {
 }
 
 fn none(machine: &Machine) -> Vec<Finding> {
-    let listed = machine.verbs.as_ref().map_or(0, |facts| facts.offered.len());
-    if listed > 0 {
+    let facts = machine.verbs.as_ref();
+    let listed: Vec<&str> = facts
+        .map(|facts| facts.devices.iter().map(|device| device.name.as_str()).collect())
+        .unwrap_or_default();
+    let offered = facts.map_or(0, |facts| facts.offered.len());
+    let kernel = "/sys/class/infiniband is empty";
+    if offered > 0 {
         let what =
-            format!("the kernel has no RDMA device; the library offers {listed} ports of its own");
-        return vec![Finding::fine(DEVICES, what, "/sys/class/infiniband is empty")];
+            format!("the kernel has no RDMA device; the library has {offered} ports of its own");
+        return vec![Finding::fine(DEVICES, what, kernel)];
+    }
+    if !listed.is_empty() {
+        return vec![Finding::problem(
+            DEVICES,
+            format!(
+                "the library lists {}, and pinrail offers none of its ports",
+                listed.join(", ")
+            ),
+            format!("{kernel}; NCCL_IB_HCA={}", machine.settings.hca.text),
+            "correct NCCL_IB_HCA, or unset it; with NCCL_DEBUG=INFO a job says why each port is left out",
+        )];
     }
     if !machine.sys("class").is_dir() {
         let evidence = format!("there is no folder {}", machine.sys("class").display());
@@ -55,8 +71,7 @@ fn none(machine: &Machine) -> Vec<Finding> {
         "load the driver's RDMA module (mlx5_ib), and look into the kernel's log if it does not stay"
     };
     let found = if adapters.is_empty() { "none".to_owned() } else { adapters.join(", ") };
-    let evidence =
-        format!("/sys/class/infiniband is empty; NVIDIA network adapters on the PCI bus: {found}");
+    let evidence = format!("{kernel}; NVIDIA network adapters on the PCI bus: {found}");
     vec![Finding::problem(DEVICES, "the kernel has no RDMA device", evidence, remedy)]
 }
 

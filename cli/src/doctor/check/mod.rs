@@ -14,4 +14,5 @@ pub mod pcie;
 pub mod pkey;
 pub mod placement;
 pub mod sibling;
+pub mod socket;
 pub mod variables;
