@@ -57,7 +57,7 @@ fn failure(options: &Doctor, reason: &str) -> ExitCode {
 
 /// All checks, in the order in which things are needed.
 fn examine(machine: &Machine, ports: &[Port]) -> Vec<Finding> {
-    let mut findings = check::library::check(machine);
+    let mut findings = check::library::check(machine, ports);
     findings.extend(check::nodes::check(machine));
     findings.extend(check::variables::check(machine));
     findings.extend(check::link::check(machine, ports));

@@ -34,8 +34,8 @@ pub struct VerbsFacts {
     pub error: Option<String>,
     /// Its devices.
     pub devices: Vec<Listed>,
-    /// Ports that the plugin would offer to NCCL, with their speed in Mb/s.
-    pub offered: Vec<(String, u32)>,
+    /// Ports that the plugin would offer to NCCL, with their speed in Mb/s; `None`: it was not asked.
+    pub offered: Option<Vec<(String, u32)>>,
     /// Whether it says that the kernel copies pinned pages for a forked child.
     pub copies_for_children: Option<bool>,
 }
@@ -72,7 +72,7 @@ impl VerbsFacts {
             let offered = |device: &std::sync::Arc<nccl_net_pinrail::transport::device::Device>| {
                 (device.port.label.clone(), device.speed)
             };
-            facts.offered = devices.iter().map(offered).collect();
+            facts.offered = Some(devices.iter().map(offered).collect());
         }
         facts
     }
@@ -98,7 +98,9 @@ impl VerbsFacts {
             file: text(&value["file"]).map(PathBuf::from),
             error: text(&value["error"]),
             devices: array("devices").iter().filter_map(device).collect(),
-            offered: array("offered").iter().filter_map(offered).collect(),
+            offered: value["offered"]
+                .as_array()
+                .map(|ports| ports.iter().filter_map(offered).collect()),
             copies_for_children: value["copies_for_children"].as_bool(),
         }))
     }
@@ -110,8 +112,9 @@ impl VerbsFacts {
             .iter()
             .map(|device| json!({ "name": device.name, "error": device.error }))
             .collect();
-        let offered: Vec<_> =
-            self.offered.iter().map(|(port, mbps)| json!({ "port": port, "mbps": mbps })).collect();
+        let offer = |(port, mbps): &(String, u32)| json!({ "port": port, "mbps": mbps });
+        let offered: Option<Vec<_>> =
+            self.offered.as_ref().map(|all| all.iter().map(offer).collect());
         json!({
             "asked": self.asked,
             "file": self.file.as_ref().map(|file| file.to_string_lossy()),
@@ -134,7 +137,7 @@ mod tests {
             file: Some("/usr/lib/libibverbs.so.1.14.44.0".into()),
             error: Some("e".into()),
             devices: vec![Listed { name: "mlx5_0".into(), error: None }],
-            offered: vec![("mlx5_0:1".into(), 400_000)],
+            offered: Some(vec![("mlx5_0:1".into(), 400_000)]),
             copies_for_children: Some(false),
         };
         let root = std::env::temp_dir().join(format!("pinrail-verbs-{}", std::process::id()));

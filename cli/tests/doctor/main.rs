@@ -6,6 +6,7 @@ mod host;
 mod settings;
 
 use host::{Host, PINRAIL, Report};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
@@ -136,4 +137,42 @@ fn devices_of_the_library_alone_count() {
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0][1].contains("lists softrnic0, and pinrail offers none"), "{problems:?}");
     assert!(problems[0][2].contains("NCCL_IB_HCA=mlx5"), "{problems:?}");
+}
+
+/// A tree may come from anybody.
+#[test]
+fn whatever_the_files_hold_there_is_a_verdict() {
+    fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let kind = path.symlink_metadata().unwrap().file_type();
+            if kind.is_dir() {
+                files(&path, found);
+            } else if kind.is_file() {
+                found.push(path);
+            }
+        }
+    }
+    let kinds: [&[u8]; 5] = [
+        b"",
+        &[0xff; 5000],
+        "é: 99999999999999999999 kB é.é Gb/sec -1\0=\0".as_bytes(),
+        b"4: \n0: \nNCCL_IB_HCA=^=,:,\nmlx5_0 hca_object=\n:::\n-1 -1\n",
+        &[1; 300],
+    ];
+    for (number, kind) in kinds.into_iter().enumerate() {
+        let host = Host::healthy();
+        let mut all = Vec::new();
+        files(host.root(), &mut all);
+        assert!(all.len() > 60, "{}", all.len());
+        for path in all {
+            std::fs::write(path, kind).unwrap();
+        }
+        // Reading the report asserts that status and document agree.
+        assert!((1..=2).contains(&host.report().code), "{number}");
+        let archive = host.root().join("bundle.tar");
+        let output = host.run(&["doctor", "--bundle", archive.to_str().unwrap()]);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{number}: {output:?}");
+        assert!(matches!(host.run(&["settings"]).status.code(), Some(0 | 1)), "{number}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::{Machine, names, read};
+use crate::doctor::port::Port;
 use crate::doctor::verbs::VerbsFacts;
 use std::path::PathBuf;
 
@@ -45,10 +46,10 @@ const FOLDERS: [&str; 10] = [
 ];
 
 /// Looks at the library and at each device's provider.
-pub fn check(machine: &Machine) -> Vec<Finding> {
+pub fn check(machine: &Machine, ports: &[Port]) -> Vec<Finding> {
     let devices = machine.sysfs.devices();
     let mut found = match &machine.verbs {
-        Some(facts) => by_library(machine, facts, &devices),
+        Some(facts) => by_library(machine, facts, &devices, ports),
         None => by_files(machine, &devices),
     };
     // A library of one's own choice brings what it needs.
@@ -72,7 +73,12 @@ fn install(machine: &Machine) -> &'static str {
     }
 }
 
-fn by_library(machine: &Machine, facts: &VerbsFacts, devices: &[String]) -> Vec<Finding> {
+fn by_library(
+    machine: &Machine,
+    facts: &VerbsFacts,
+    devices: &[String],
+    ports: &[Port],
+) -> Vec<Finding> {
     let asked = &facts.asked;
     if let (Some(error), Some(file), true) = (&facts.error, &facts.file, devices.is_empty()) {
         let what = format!("{asked} is there and has nothing to list");
@@ -108,13 +114,28 @@ fn by_library(machine: &Machine, facts: &VerbsFacts, devices: &[String]) -> Vec<
                       and limits";
         found.push(Finding::problem(CHECK, what, error, remedy));
     }
+    let none = Vec::new();
+    let offered = facts.offered.as_ref().unwrap_or(&none);
+    let shown: Vec<_> =
+        offered.iter().map(|(port, speed)| format!("{port} {speed} Mb/s")).collect();
+    let opened = |port: &&Port| {
+        facts.devices.iter().any(|device| device.name == port.device && device.error.is_none())
+    };
+    let lost = |port: &&Port| !offered.iter().any(|(label, _)| *label == port.label);
+    // The library decides in the end, and the kernel's files may not know why.
+    if facts.offered.is_some() && !chosen {
+        for port in ports.iter().filter(|port| port.is_used()).filter(opened).filter(lost) {
+            let what = format!("pinrail leaves {} out, although its files look right", port.label);
+            let remedy = "start a job with NCCL_DEBUG=INFO: a line of NET/pinrail says why the port is left out";
+            let evidence = format!("pinrail offers {}", list(&shown));
+            found.push(Finding::problem(CHECK, what, evidence, remedy));
+        }
+    }
     if found.is_empty() {
         let file =
             facts.file.as_ref().map_or_else(|| asked.clone(), |file| file.display().to_string());
-        let offered: Vec<_> =
-            facts.offered.iter().map(|(port, speed)| format!("{port} {speed} Mb/s")).collect();
         let what = format!("{asked} lists every device of the kernel");
-        let evidence = format!("{file}: {}; pinrail offers {}", list(&listed), list(&offered));
+        let evidence = format!("{file}: {}; pinrail offers {}", list(&listed), list(&shown));
         found.push(Finding::fine(CHECK, what, evidence));
     }
     found

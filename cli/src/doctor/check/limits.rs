@@ -81,18 +81,20 @@ fn place(
                         launch scripts and for the launcher's daemon"
         );
     }
-    let name = if line == MEMLOCK { "memlock" } else { "nofile" };
+    let (name, docker, unit) = if line == MEMLOCK {
+        ("memlock", "memlock=-1", "LimitMEMLOCK=infinity")
+    } else {
+        ("nofile", "nofile=1048576", "LimitNOFILE=1048576")
+    };
     if machine.contained() {
         return format!(
-            "it comes from the container's daemon, not from limits.conf: start the container with --ulimit {name}=-1, \
-             or raise the daemon's (systemd: Limit{}=infinity)",
-            name.to_uppercase()
+            "it comes from the container's daemon, not from limits.conf: start the container with --ulimit {docker}, or \
+             raise the daemon's (systemd: {unit})"
         );
     }
     format!(
-        "raise it where the job is started: limits.conf for logins, Limit{}=infinity in the unit of a daemon such as \
-         slurmd or sshd, then start that daemon again",
-        name.to_uppercase()
+        "raise it where the job is started: {name} in limits.conf for logins, {unit} in the unit of a daemon such as \
+         slurmd or sshd, then start that daemon again"
     )
 }
 

@@ -41,7 +41,7 @@ fn none(machine: &Machine) -> Vec<Finding> {
     let listed: Vec<&str> = facts
         .map(|facts| facts.devices.iter().map(|device| device.name.as_str()).collect())
         .unwrap_or_default();
-    let offered = facts.map_or(0, |facts| facts.offered.len());
+    let offered = facts.and_then(|facts| facts.offered.as_ref()).map_or(0, Vec::len);
     let kernel = "/sys/class/infiniband is empty";
     if offered > 0 {
         let what =

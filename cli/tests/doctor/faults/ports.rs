@@ -18,6 +18,7 @@ fn bond(host: &Host, mode: &str, hash: &str, states: [&str; 2]) {
         host.files(&[(&format!("{interface}/operstate"), state)]);
     }
     host.files(&[
+        ("sys/devices/virtual/net/bond0/mtu", "9000\n"),
         ("sys/devices/virtual/net/bond0/bonding/mode", mode),
         ("sys/devices/virtual/net/bond0/bonding/xmit_hash_policy", hash),
         ("sys/devices/virtual/net/bond0/bonding/slaves", "eth0 eth1\n"),
@@ -184,7 +185,13 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a bond and one queue pair",
-        make: |host| bond(host, "802.3ad 4\n", "layer3+4 1\n", ["up", "up"]),
+        make: |host| {
+            bond(host, "802.3ad 4\n", "layer3+4 1\n", ["up", "up"]);
+            // As a device shows it that bonds its ports itself.
+            for (index, ..) in FIRST.gids {
+                host.port(FIRST, &[(&format!("gid_attrs/ndevs/{index}"), "bond0\n")]);
+            }
+        },
         check: "bond",
         what: "fewer queue pairs than bond0 has interfaces",
         evidence: &["mode 802.3ad, hash layer3+4", "NCCL_IB_QPS_PER_CONNECTION=1"],

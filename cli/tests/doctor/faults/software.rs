@@ -43,6 +43,19 @@ pub const FAULTS: &[Fault] = &[
         remedy: "read and write permission",
     },
     Fault {
+        name: "a port that only the library finds fault with",
+        make: |host| {
+            host.library(
+                r#"{ "asked": "libibverbs.so.1", "devices": [{ "name": "mlx5_0" }, { "name": "mlx5_1" }],
+                     "offered": [{ "port": "mlx5_0:1", "mbps": 400000 }] }"#,
+            );
+        },
+        check: "library",
+        what: "pinrail leaves mlx5_1:1 out, although its files look right",
+        evidence: &["pinrail offers mlx5_0:1 400000 Mb/s"],
+        remedy: "NCCL_DEBUG=INFO",
+    },
+    Fault {
         name: "a provider that is not installed",
         make: |host| host.remove("usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav59.so"),
         check: "provider",
