@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Args as Arguments, Parser, Subcommand};
+use std::path::PathBuf;
 
 /// Questions about RDMA on this machine, answered by the code of the pinrail plugin.
 #[derive(Debug, Parser)]
@@ -20,6 +21,46 @@ pub enum Command {
     /// not withheld), 1 something else is (the address is), 2 it could not be told.
     #[command(verbatim_doc_comment)]
     Forks(Forks),
+    /// What on this host keeps pinrail from working, or from working well, with evidence and remedy
+    ///
+    /// Run it as the job's processes run: in the container, under the launcher, with their environment.
+    ///
+    /// Exit status: 0 nothing is wrong, 1 there are problems, 2 it could not be told.
+    #[command(verbatim_doc_comment)]
+    Doctor(Doctor),
+    /// Every setting with its value, where it was set, what it accepts and what the stock transport uses
+    ///
+    /// Exit status: 0 every variable has the effect that its text asks for, 1 one has not, 2 it could not be told.
+    #[command(verbatim_doc_comment)]
+    Settings(Settings),
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Doctor {
+    /// Look at a captured tree (proc, sys, dev, etc and so on below this folder) instead of this host
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Also write what was looked at into one tar archive, for a bug report
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
+    /// Write one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `settings`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Settings {
+    /// Only settings that differ from pinrail's default or from what the stock transport would use
+    #[arg(long)]
+    pub diff: bool,
+    /// Read the environment and files of a captured tree instead of this process
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Write one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `forks`.

@@ -1,8 +1,10 @@
 //! The `pinrail` command: see `pinrail --help`.
 
 mod args;
+mod doctor;
 mod forks;
 mod output;
+mod settings;
 
 use clap::Parser as _;
 use std::process::ExitCode;
@@ -11,5 +13,7 @@ fn main() -> ExitCode {
     let args = args::Args::parse();
     match args.command {
         args::Command::Forks(options) => forks::run(&options),
+        args::Command::Doctor(options) => doctor::run(&options),
+        args::Command::Settings(options) => settings::run(&options),
     }
 }

@@ -9,6 +9,8 @@ pub enum Style {
     Bad,
     /// Nothing is.
     Good,
+    /// It may be meant so.
+    Doubtful,
     /// What to look at.
     Strong,
 }
@@ -35,6 +37,7 @@ impl Colour {
         let code = match style {
             Style::Bad => "31",
             Style::Good => "32",
+            Style::Doubtful => "33",
             Style::Strong => "1",
         };
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }

@@ -22,6 +22,7 @@ mod table;
 mod value;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 pub use address::{AddrRange, Family, same_prefix};
@@ -77,6 +78,14 @@ impl Settings {
     /// once, when the plugin is initialised: a process may change its environment at any time.
     pub fn from_process() -> (Self, Vec<Notice>) {
         let (variables, mut notices) = source::of_process();
+        let (settings, more) = Self::from_variables(variables);
+        notices.extend(more);
+        (settings, notices)
+    }
+
+    /// The same of a process whose files were captured below `root`.
+    pub fn from_tree(root: &Path) -> (Self, Vec<Notice>) {
+        let (variables, mut notices) = source::of_tree(root);
         let (settings, more) = Self::from_variables(variables);
         notices.extend(more);
         (settings, notices)

@@ -100,7 +100,31 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
 /// The variables of this process and its configuration files. A file that does not exist is normal
 /// unless `NCCL_CONF_FILE` names it.
 pub fn of_process() -> (Vec<Variable>, Vec<Notice>) {
-    let environment: Vec<_> = std::env::vars_os().collect();
+    let started_with = read_bounded(Path::new("/proc/self/environ")).unwrap_or_default();
+    gather(std::env::vars_os().collect(), &started_with, Path::new("/"))
+}
+
+/// The same of a process whose files were captured below `root`: its environment is in `proc/self/environ` there.
+pub fn of_tree(root: &Path) -> (Vec<Variable>, Vec<Notice>) {
+    let started_with = read_bounded(&root.join("proc/self/environ")).unwrap_or_default();
+    let environment = assignments(&started_with).map(|(name, value)| (name.into(), value.into()));
+    gather(environment.collect(), &started_with, root)
+}
+
+/// The entries of `/proc/<pid>/environ`.
+fn assignments(environ: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+    environ.split(|byte| *byte == 0).filter_map(|entry| {
+        let equals = entry.iter().position(|byte| *byte == b'=')?;
+        Some((OsStr::from_bytes(&entry[..equals]), OsStr::from_bytes(&entry[equals + 1..])))
+    })
+}
+
+/// The environment merged with the files, whose paths lie below `root`.
+fn gather(
+    environment: Vec<(OsString, OsString)>,
+    started_with: &[u8],
+    root: &Path,
+) -> (Vec<Variable>, Vec<Notice>) {
     let get = |wanted: &str| {
         let (_, value) = environment.iter().find(|(name, _)| name == wanted)?;
         (!value.is_empty()).then(|| value.clone())
@@ -113,7 +137,8 @@ pub fn of_process() -> (Vec<Variable>, Vec<Notice>) {
     for (path, asked) in
         user.map(|path| (path, asked)).into_iter().chain([(PathBuf::from(SYSTEM_FILE), false)])
     {
-        match read_bounded(&path) {
+        let place = path.strip_prefix("/").map_or_else(|_| path.clone(), |below| root.join(below));
+        match read_bounded(&place) {
             Ok(text) => files.push((path, text)),
             Err(error) if !asked && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => notices.push(Notice {
@@ -126,14 +151,7 @@ pub fn of_process() -> (Vec<Variable>, Vec<Notice>) {
             }),
         }
     }
-    let started_with = read_bounded(Path::new("/proc/self/environ")).unwrap_or_default();
-    let started_with: HashSet<&OsStr> = started_with
-        .split(|byte| *byte == 0)
-        .filter_map(|entry| {
-            let equals = entry.iter().position(|byte| *byte == b'=')?;
-            Some(OsStr::from_bytes(&entry[..equals]))
-        })
-        .collect();
+    let started_with: HashSet<&OsStr> = assignments(started_with).map(|(name, _)| name).collect();
     (merge(environment, &files, |name| started_with.contains(name)), notices)
 }
 

@@ -43,16 +43,21 @@ pub fn memlock() -> Limit {
 
 /// The same as `self/limits` of a procfs tree tells it, else as the kernel does.
 pub fn memlock_of(proc: &Proc) -> Limit {
-    proc.text("self/limits").and_then(|text| parse_memlock(&text)).unwrap_or_else(memlock)
+    proc.text("self/limits").and_then(|text| in_text(&text, MEMLOCK)).unwrap_or_else(memlock)
 }
 
-/// Reads the line `Max locked memory  8388608  unlimited  bytes`.
-fn parse_memlock(text: &str) -> Option<Limit> {
+/// The line of [`in_text`] for [`memlock`].
+pub const MEMLOCK: &str = "Max locked memory";
+/// The line of [`in_text`] for [`nofile`].
+pub const NOFILE: &str = "Max open files";
+
+/// Reads a line of `/proc/<pid>/limits` such as `Max locked memory  8388608  unlimited  bytes`.
+pub fn in_text(text: &str, name: &str) -> Option<Limit> {
     let amount = |word: &str| match word {
         "unlimited" => Some(None),
         number => number.parse().ok().map(Some),
     };
-    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let mut words = line.split_whitespace();
     Some(Limit { soft: amount(words.next()?)?, hard: amount(words.next()?)? })
 }
@@ -97,10 +102,11 @@ mod tests {
     #[test]
     fn the_limit_of_a_captured_process() {
         let text = "Limit  Soft  Hard  Units\nMax locked memory         8388608              unlimited            bytes     \n";
-        let limit = parse_memlock(text).unwrap();
+        let limit = in_text(text, MEMLOCK).unwrap();
         assert_eq!(limit, Limit { soft: Some(8 << 20), hard: None });
+        assert_eq!(in_text(text, NOFILE), None);
         for bad in ["", "Max locked memory", "Max locked memory 1", "Max locked memory x 1 bytes"] {
-            assert_eq!(parse_memlock(bad), None, "{bad}");
+            assert_eq!(in_text(bad, MEMLOCK), None, "{bad}");
         }
         assert_eq!(memlock_of(&Proc::default()), memlock());
         assert_eq!(memlock_of(&Proc::at("/no/such/folder")), memlock());

@@ -20,6 +20,7 @@ pub mod netif;
 pub mod nvidia;
 pub mod pagemap;
 pub mod pci;
+pub mod pkey;
 pub mod placement;
 pub mod process;
 pub mod procfs;

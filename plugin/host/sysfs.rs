@@ -73,6 +73,37 @@ impl Sysfs {
         names_in(&self.root.join("class/infiniband"))
     }
 
+    /// The ports of a device, sorted.
+    pub fn ports(&self, device: &str) -> Vec<u8> {
+        let names = names_in(&self.device_file(device, "ports"));
+        let mut ports: Vec<u8> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        ports.sort_unstable();
+        ports
+    }
+
+    /// The text of a file of a device, without surrounding blanks.
+    pub fn device_text(&self, device: &str, file: &str) -> Option<String> {
+        Some(super::procfs::text(&self.device_file(device, file))?.trim().to_owned())
+    }
+
+    /// The text of a file of a network interface, without surrounding blanks.
+    pub fn netdev_text(&self, interface: &str, file: &str) -> Option<String> {
+        Some(super::procfs::text(&self.path("class/net", interface, file))?.trim().to_owned())
+    }
+
+    /// The partition keys of a port with their indices, those that cannot be read left out.
+    pub fn pkey_table(&self, device: &str, port: u8) -> Vec<(u16, u16)> {
+        let folder = format!("ports/{port}/pkeys");
+        let key = |name: String| {
+            let text = self.device_text(device, &format!("{folder}/{name}"))?;
+            Some((name.parse().ok()?, u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()?))
+        };
+        let mut keys: Vec<_> =
+            names_in(&self.device_file(device, &folder)).into_iter().filter_map(key).collect();
+        keys.sort_unstable();
+        keys
+    }
+
     /// The path of a device in the device tree, `/sys/devices/…` whatever the root is; `None` for
     /// software devices.
     pub fn pci_path(&self, device: &str) -> Option<String> {
@@ -198,6 +229,11 @@ impl Sysfs {
                 Some(self.gid_entry(device, port, index, gid))
             })
             .collect()
+    }
+
+    /// The files whose presence [`Self::peermem`] asks for, with the modules' names.
+    pub fn peermem_probes(&self) -> impl Iterator<Item = (&'static str, PathBuf)> {
+        PEERMEM.iter().map(|(name, file)| (*name, self.root.join(file)))
     }
 
     /// The loaded kernel module that lets devices reach GPU memory without a DMA-BUF.

@@ -5,6 +5,7 @@ use super::wire::WireRail;
 use crate::config::Settings;
 use crate::error::{Error, Result};
 use crate::host::gid::{self, Choice, GidEntry, NetDev, Wanted};
+use crate::host::pkey;
 use crate::host::sysfs::Sysfs;
 use crate::verbs::qp::{GlobalRoute, Path};
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, PORT_ACTIVE};
@@ -15,8 +16,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// Hops a packet may take: no limit in practice.
 const HOP_LIMIT: u8 = 255;
-/// The identity of a partition; the top bit is the kind of membership.
-const PARTITION: u16 = 0x7fff;
 /// How the GIDs begin that may carry a routable identifier.
 const LINK_LOCAL_PREFIX: [u8; 4] = [0xfe, 0x80, 0, 0];
 
@@ -244,33 +243,10 @@ fn choose_gid(
 }
 
 fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settings) -> Result<u16> {
-    // An entry whose identity is 0 is an empty place.
-    let key = |index| {
-        let key = context.query_pkey(port.number, index).ok()?;
-        (key & PARTITION != 0).then_some(key)
-    };
-    let table = 0..attr.pkey_tbl_len;
-    let (found, missing) = if let Some(wanted) = settings.pkey_value {
-        let with =
-            |mask: u16| table.clone().find(|i| key(*i).is_some_and(|k| k & mask == wanted & mask));
-        // The same key; else another kind of membership in the same partition.
-        (with(u16::MAX).or_else(|| with(PARTITION)), format!("NCCL_IB_PKEY_VALUE={wanted:#06x}"))
-    } else {
-        let index = settings.pkey_index;
-        // Devices without a table take index 0, which means nothing there.
-        let there =
-            (table.is_empty() && index == 0) || (table.contains(&index) && key(index).is_some());
-        (there.then_some(index), format!("NCCL_IB_PKEY={index}"))
-    };
-    found.ok_or_else(|| {
-        let held: Vec<_> =
-            table.filter_map(|i| key(i).map(|key| format!("{i} {key:#06x}"))).collect();
-        Error::usage(format!(
-            "{missing}: {} has no such partition key; its table holds {}",
-            port.label,
-            if held.is_empty() { "nothing".to_owned() } else { held.join(", ") }
-        ))
-    })
+    let table: Vec<_> = (0..attr.pkey_tbl_len)
+        .filter_map(|index| Some((index, context.query_pkey(port.number, index).ok()?)))
+        .collect();
+    pkey::choose(&table, settings).map_err(|e| Error::usage(format!("{}: {e}", port.label)))
 }
 
 /// The subnet of an InfiniBand GID: its prefix, but for the routable identifier (FLID), which belongs to one port.
