@@ -32,19 +32,15 @@ deps:
 	fi
 
 # The plugin under the name NCCL looks for, the software RNIC, and the `pinrail` command.
-dist: deps plugin softrnic cli
+dist: deps products softrnic
 
-.PHONY: plugin
-plugin:
-	cargo build --profile $(if $(filter release,$(PROFILE)),release,dev) --lib
+# In one call of cargo: apart, each would have the other's dependencies built anew, because their features differ.
+.PHONY: products
+products:
+	cargo build --profile $(if $(filter release,$(PROFILE)),release,dev) -p pinrail -p pinrail-cli
 	@mkdir -p $(DIST)
 	@cp $(TARGET)/libnccl_net_pinrail.so $(DIST)/libnccl-net-pinrail.so.new
 	@mv $(DIST)/libnccl-net-pinrail.so.new $(DIST)/libnccl-net-pinrail.so
-
-# After the plugin, whose code it shares.
-.PHONY: cli
-cli: plugin
-	cargo build --profile $(if $(filter release,$(PROFILE)),release,dev) -p pinrail-cli
 	@cp $(TARGET)/pinrail $(DIST)/pinrail.new
 	@mv $(DIST)/pinrail.new $(DIST)/pinrail
 

@@ -426,7 +426,7 @@ static void check_own(const char *when, const struct end *end)
 /* Each new page lies where a long-term pin is forbidden; the plugin registers its own before anybody else pins them. */
 static void own_memory(int version)
 {
-    enum { AHEAD = 256 << 20, FRESH = 4 << 20 };
+    enum { FRESH = 4 << 20 };
     struct net net;
     struct pair pair;
     struct end end = {0};
@@ -436,11 +436,11 @@ static void own_memory(int version)
     CHECK(getenv("LAB_WATCH") != NULL);
     setenv("NCCL_IBVERBS_LIB", getenv("LAB_WATCH"), 1);
     net_start(&net, version);
-    CHECK_EQ(log_matches_since(0, "268435456 bytes are pinned ahead"), version >= 11); /* before, init has no counterpart */
+    CHECK_EQ(log_matches_since(0, " bytes are pinned ahead"), version >= 11); /* before, init has no counterpart */
     CHECK_EQ(log_matches_since(0, in_zone ? "in ZONE_MOVABLE" : "CmaTotal "), version >= 11);
     if (version >= 11) check_own("after init", &end);
     pair_open(&net, 0, &pair);
-    CHECK_EQ(log_matches_since(0, "268435456 bytes are pinned ahead"), 1);
+    CHECK_EQ(log_matches_since(0, " bytes are pinned ahead"), 1);
     uint8_t *fresh = pages(FRESH);
     CHECK_EQ(madvise(fresh, FRESH, MADV_NOHUGEPAGE), 0);
     for (size_t i = 0; i < FRESH; i += PAGE) {
