@@ -86,7 +86,7 @@ impl Mr {
         if pages.count > u64::from(u32::MAX) {
             return Err(libc::EINVAL);
         }
-        Self::check(what)?;
+        Self::check(what, what.va)?;
         let charge = Charge::take(pages)?;
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
@@ -103,7 +103,7 @@ impl Mr {
         offset: u64,
         what: Registration,
     ) -> Result<Arc<Self>, i32> {
-        Self::check(&what)?;
+        Self::check(&what, offset)?;
         if what.len == 0 {
             return Err(libc::EINVAL);
         }
@@ -132,12 +132,14 @@ impl Mr {
         Self::publish(pd, &what, Backing::Dmabuf { map, fd, offset, number })
     }
 
-    fn check(what: &Registration) -> Result<(), i32> {
+    /// The arguments. A device maps whole pages, so both addresses of a region lie equally far into one.
+    fn check(what: &Registration, begin: u64) -> Result<(), i32> {
         let remote = what.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
         if what.len == 0
             || what.access & !KNOWN != 0
             || what.access & ACCESS_RELAXED_ORDERING != 0 && !settings().relaxed_ordering
             || remote && what.access & ACCESS_LOCAL_WRITE == 0
+            || (what.iova ^ begin) % page_size() as u64 != 0
         {
             return Err(libc::EINVAL);
         }
