@@ -98,13 +98,14 @@ unpack() {
     rmdir "$dir"/{bin,sbin,lib,lib64} 2>/dev/null || true
 }
 
-# compile NAME SOURCE [FLAG...]: a C program for the guest, lab/out/bin/NAME, against the distribution's libibverbs
+# compile NAME SOURCE [FLAG...]: a C program for the guest, lab/out/bin/NAME, against the distribution's libibverbs. Of
+# several sources the others are among the flags.
 compile() {
     local name=$1 source=$2 cc=${CC:-cc}
     shift 2
     command -v "$cc" >/dev/null || die "no C compiler: apt-get install gcc libc6-dev"
     mkdir -p "$out/bin"
-    [ -z "$(find "$source" "$lab"/src/*.h "$lab/lib.sh" -newer "$out/bin/$name" 2>&1)" ] && return
+    [ -z "$(find "$source" "$lab"/src/*.[ch] "$lab/lib.sh" -newer "$out/bin/$name" 2>&1)" ] && return
     "$cc" -std=gnu11 -O2 -g -Wall -Wextra -Werror -I"$tools/usr/include" -L"$libs" -o "$out/bin/$name.new" "$source" "$@" ||
         die "cannot compile $source"
     mv "$out/bin/$name.new" "$out/bin/$name"

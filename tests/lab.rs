@@ -104,6 +104,12 @@ fn the_plugin_moves_data_through_the_kernel() {
     list("ffi", &[&["--timeout", "400", "--"], &cases[..]].concat());
 }
 
+/// softrnic and rxe are asked the same; what differs is what its list says, no less and no more.
+#[test]
+fn softrnic_differs_from_the_kernel_as_it_says() {
+    list("differ", &[]);
+}
+
 /// Both ends of the bench; every byte of its checked pass.
 #[test]
 fn the_bench_runs_through_the_kernel() {
@@ -134,6 +140,12 @@ fn rdma_core_withholds_pages_from_children() {
 #[ignore = "of the whole list: make lab"]
 fn the_devices_work_on_the_newer_kernel_in_namespaces() {
     list("check", &["--kernel", "cma", "--netns"]);
+}
+
+#[test]
+#[ignore = "of the whole list: make lab"]
+fn softrnic_differs_from_the_newer_kernel_as_it_says() {
+    list("differ", &["--kernel", "cma"]);
 }
 
 /// Messages, groups of receives and flushes, over one queue pair and several: through every table.
@@ -215,12 +227,14 @@ fn the_trace_tells_why_a_page_does_not_register() {
             "pin_user_pages_fast address=",
             "(FOLL_LONGTERM)",
             "nr_succeeded=4 nr_failed=0",
+            " 4 moved",
             "<- rxe_reg_user_mr = ok",
         ] {
             assert!(good.contains(step), "no {step:?} in {good}");
         }
         for step in [
             "nr_succeeded=0 nr_failed=4",
+            " 0 moved, 4 held by somebody else",
             "<- pin_user_pages_fast = -ENOMEM",
             "<- rxe_reg_user_mr = -ENOMEM",
         ] {
