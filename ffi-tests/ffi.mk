@@ -8,7 +8,7 @@ FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
 FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
 	-Wshadow -fno-omit-frame-pointer -pthread
 
-FFI_SHARED := harness payload observe net pair softrnic held forked
+FFI_SHARED := harness payload observe net pair softrnic held forked records
 # A CUDA driver that programs load.
 FFI_CUDA := $(FFI_OUT)/libcuda.so.1
 FFI_HEADERS := $(wildcard $(FFI_DIR)*.h) $(FFI_DIR)../include/pinrail.h

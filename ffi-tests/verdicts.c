@@ -14,57 +14,10 @@
 #include <unistd.h>
 
 #include "pair.h"
+#include "records.h"
 #include "softrnic.h"
 
 enum { PAGE = 4096 };
-
-/* ---- the record of an event ---------------------------------------------------------------------------------- */
-
-static char folder[64];
-
-static void want_records(void)
-{
-    snprintf(folder, sizeof folder, "/tmp/pinrail-verdicts-XXXXXX");
-    CHECK(mkdtemp(folder) != NULL);
-    setenv("PINRAIL_REPORT_DIR", folder, 1);
-}
-
-/* How many there are; the text of the last. */
-static int records(char *text, size_t room)
-{
-    struct dirent **names;
-    int count = scandir(folder, &names, NULL, versionsort), found = 0;
-    CHECK(count >= 0);
-    for (int i = 0; i < count; i++) {
-        if (names[i]->d_name[0] == '.') continue;
-        char path[400];
-        struct stat status;
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);
-        FILE *file = fopen(path, "r");
-        CHECK(file != NULL);
-        CHECK_EQ(fstat(fileno(file), &status), 0);
-        CHECK_EQ(status.st_mode & 0777, 0600);
-        size_t size = fread(text, 1, room - 1, file);
-        text[size] = 0;
-        CHECK_EQ(text[0], '{'); /* whole, and nothing else in the folder */
-        CHECK(size > 2 && strcmp(text + size - 2, "}\n") == 0);
-        fclose(file);
-        found++;
-    }
-    for (int i = 0; i < count; i++) free(names[i]);
-    free(names);
-    return found;
-}
-
-static void forget_records(void)
-{
-    DIR *entries = opendir(folder);
-    CHECK(entries != NULL);
-    for (struct dirent *entry; (entry = readdir(entries));)
-        if (entry->d_name[0] != '.') CHECK_EQ(unlinkat(dirfd(entries), entry->d_name, 0), 0);
-    closedir(entries);
-    CHECK_EQ(rmdir(folder), 0);
-}
 
 /* One warning and one record since `mark`, and both name the cause; the record also has every one of `parts`. */
 static void expect(size_t mark, const char *cause, const char *const *parts)

@@ -21,6 +21,8 @@ pub mod library;
 #[deny(unsafe_code)]
 pub mod log;
 pub mod memory;
+#[deny(unsafe_code)]
+pub mod records;
 pub mod sync;
 pub mod thread;
 #[deny(unsafe_code)]

@@ -415,6 +415,10 @@ programs! {
         ],
         once: []
     }
+    failures {
+        each: [one_reason_for_all, no_answer],
+        once: []
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []

@@ -68,9 +68,7 @@ fn enter_cleared(
     enter(call, || {
         clear()?;
         if objects::in_child() {
-            return Err(Box::new(Error::usage(
-                "called in a forked child: what the parent opened belongs to the parent",
-            )));
+            return Err(Box::new(objects::in_child_error()));
         }
         body()
     })

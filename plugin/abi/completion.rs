@@ -50,17 +50,10 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
 unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
-    // SAFETY: a complete request belongs to a live end, and one thread drives a communicator.
-    if request.state() == State::DONE && unsafe { objects::pump_of(request) }.gate().is_forked() {
-        let request: *const Request = request;
-        // SAFETY: as the module text says.
-        return unsafe { test_general(request.cast_mut().cast(), done, sizes) };
-    }
     if request.state() == State::DONE && request.is_of_receive() {
         request.put_own();
-        request.set_answer(done.expose_provenance(), sizes.expose_provenance());
-        // SAFETY: the answer's pointers are those of this test; a receive's own has one member.
-        unsafe { answer_one(request) };
+        // SAFETY: the pointers are those of this test; a receive's own has one member.
+        unsafe { write_one(request, done, sizes) };
         return SUCCESS;
     }
     if request.state() == State::DONE {
@@ -72,9 +65,8 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
             Some(Owner::Recv(comm)) => comm.put(request),
             None => {}
         }
-        request.set_answer(done.expose_provenance(), sizes.expose_provenance());
-        // SAFETY: the answer's pointers are those of this test.
-        unsafe { answer(request, members) };
+        // SAFETY: the pointers are those of this test.
+        unsafe { write(request, members, done, sizes) };
         return SUCCESS;
     }
     let request: *mut c_void = pointer(request);
@@ -173,15 +165,10 @@ unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
 /// The request's answer is that of the test in progress.
 unsafe fn answer(request: &Request, members: usize) {
     let (done, sizes) = request.answer();
-    // SAFETY: the out-pointer of the test in progress, not NULL.
-    unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(done).write(1) };
-    let sizes = std::ptr::with_exposed_provenance_mut::<c_int>(sizes);
-    if !sizes.is_null() {
-        for member in 0..members {
-            // SAFETY: room for the members, by the module text.
-            unsafe { sizes.add(member).write(request.size(member)) };
-        }
-    }
+    let done = std::ptr::with_exposed_provenance_mut(done);
+    let sizes = std::ptr::with_exposed_provenance_mut(sizes);
+    // SAFETY: the same.
+    unsafe { write(request, members, done, sizes) };
 }
 
 /// Answers the test of a request with one member.
@@ -191,11 +178,39 @@ unsafe fn answer(request: &Request, members: usize) {
 #[inline(always)]
 unsafe fn answer_one(request: &Request) {
     let (done, sizes) = request.answer();
+    let done = std::ptr::with_exposed_provenance_mut(done);
+    let sizes = std::ptr::with_exposed_provenance_mut(sizes);
+    // SAFETY: the same.
+    unsafe { write_one(request, done, sizes) };
+}
+
+/// Writes that a request with `members` members is complete, and their sizes.
+///
+/// # Safety
+/// The pointers are those of a test in progress, see the module text.
+#[inline(always)]
+unsafe fn write(request: &Request, members: usize, done: *mut c_int, sizes: *mut c_int) {
     // SAFETY: the out-pointer of the test in progress, not NULL.
-    unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(done).write(1) };
-    if sizes != 0 {
+    unsafe { done.write(1) };
+    if !sizes.is_null() {
+        for member in 0..members {
+            // SAFETY: room for the members, by the module text.
+            unsafe { sizes.add(member).write(request.size(member)) };
+        }
+    }
+}
+
+/// The same of one member.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn write_one(request: &Request, done: *mut c_int, sizes: *mut c_int) {
+    // SAFETY: the out-pointer of the test in progress, not NULL.
+    unsafe { done.write(1) };
+    if !sizes.is_null() {
         // SAFETY: room for the only member, by the module text.
-        unsafe { std::ptr::with_exposed_provenance_mut::<c_int>(sizes).write(request.size(0)) };
+        unsafe { sizes.write(request.size(0)) };
     }
 }
 
@@ -223,13 +238,7 @@ unsafe fn finish(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> R
     };
     if let (Outcome::Done(members), Some(request)) = (outcome, request) {
         // SAFETY: as above.
-        unsafe { done.write(1) };
-        if !sizes.is_null() {
-            for member in 0..members {
-                // SAFETY: room for the members, by the module text.
-                unsafe { sizes.add(member).write(request.size(member)) };
-            }
-        }
+        unsafe { write(request, members, done, sizes) };
     }
     Ok(())
 }

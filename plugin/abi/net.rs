@@ -11,7 +11,7 @@ use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
-use crate::memory::gate;
+use crate::memory::{gate, wiped};
 use crate::transport::Transport;
 use crate::transport::device::Device;
 use std::collections::BTreeSet;
@@ -160,6 +160,7 @@ pub fn release(was_context: bool) {
         objects::drop_stray_regions();
     }
     gate::release_pages();
+    wiped::release_pages();
 }
 
 /// Number of devices.

@@ -447,9 +447,17 @@ fn wrong_kind(pointer: *mut c_void, wanted: Kind) -> Fault {
 
 #[cold]
 fn not_a_request(pointer: *mut c_void) -> Fault {
-    Box::new(Error::argument(if pointer.is_null() {
-        "NULL instead of a request".to_owned()
+    Box::new(if pointer.is_null() {
+        Error::argument("NULL instead of a request")
+    } else if in_child() {
+        in_child_error()
     } else {
-        format!("{pointer:p} is not a request")
-    }))
+        Error::argument(format!("{pointer:p} is not a request"))
+    })
+}
+
+/// Why every call of a forked child is refused.
+#[cold]
+pub fn in_child_error() -> Error {
+    Error::usage("called in a forked child: what the parent opened belongs to the parent")
 }

@@ -23,11 +23,15 @@ pub enum GateState {
     PeerGone,
     /// The device reported an error that ends its connections.
     DeviceFailed,
+    /// The device reported this event, `IBV_EVENT_*`, for a queue of the communicator.
+    QueueFailed(u8),
     /// The communicator itself failed before; its error is latched.
     Failed,
 }
 
 const OPEN: u32 = 1;
+/// The first of the words for events of queues.
+const QUEUE_FAILED: u32 = 16;
 /// What a child finds: no word has this value before.
 const FORKED: u32 = 0;
 
@@ -39,6 +43,7 @@ impl GateState {
             3 => Self::PeerGone,
             4 => Self::DeviceFailed,
             5 => Self::Failed,
+            QUEUE_FAILED.. => Self::QueueFailed((word - QUEUE_FAILED) as u8),
             _ => Self::Forked,
         }
     }
@@ -51,6 +56,7 @@ impl GateState {
             Self::PeerGone => 3,
             Self::DeviceFailed => 4,
             Self::Failed => 5,
+            Self::QueueFailed(event) => QUEUE_FAILED + u32::from(event),
         }
     }
 }
@@ -117,12 +123,6 @@ impl Gate {
         self.word.load(Ordering::Relaxed) == OPEN
     }
 
-    /// Whether this process is a forked child.
-    #[inline(always)]
-    pub fn is_forked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) == FORKED
-    }
-
     /// What the word says.
     pub fn state(&self) -> GateState {
         GateState::from_word(self.word.load(OBSERVE))
@@ -159,6 +159,22 @@ mod tests {
         gate.report(GateState::PeerGone);
         gate.report(GateState::DeviceFailed);
         assert_eq!(gate.state(), GateState::PeerGone);
+    }
+
+    #[test]
+    fn every_state_has_a_word_of_its_own() {
+        let queues = (0..=u8::MAX).map(GateState::QueueFailed);
+        let others = [
+            GateState::Open,
+            GateState::Forked,
+            GateState::PeerClosed,
+            GateState::PeerGone,
+            GateState::DeviceFailed,
+            GateState::Failed,
+        ];
+        for state in queues.chain(others) {
+            assert_eq!(GateState::from_word(state.word()), state);
+        }
     }
 
     #[test]

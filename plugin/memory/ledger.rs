@@ -21,6 +21,8 @@ pub enum Purpose {
     FlushScratch,
     /// Words that say whether a communicator may go on. No device sees them.
     Gates,
+    /// Requests of a communicator. No device sees them.
+    Requests,
     /// Copies of buffers that cannot be pinned where they lie.
     BounceArena,
     /// A comparison with a registration that failed.
@@ -35,6 +37,7 @@ impl fmt::Display for Purpose {
             Self::Credits => "credits and size records",
             Self::FlushScratch => "flush scratch",
             Self::Gates => "gates",
+            Self::Requests => "requests",
             Self::BounceArena => "bounce arena",
             Self::Probe => "probe",
             Self::Application => "application memory",

@@ -37,6 +37,7 @@ mod ranges;
 pub mod region;
 #[deny(unsafe_code)]
 pub mod registry;
+pub mod wiped;
 
 pub use extent::Extent;
 pub use gate::{Gate, GateState};
@@ -44,3 +45,4 @@ pub use given::Given;
 pub use page::PageOwned;
 pub use region::{Region, RegionKind};
 pub use registry::Registry;
+pub use wiped::{Blank, Wiped};

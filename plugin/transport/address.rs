@@ -9,6 +9,7 @@ use crate::host::sysfs::Sysfs;
 use crate::verbs::qp::{GlobalRoute, Path};
 use crate::verbs::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND};
 use crate::verbs::{Context, PortAttr};
+use std::net::Ipv6Addr;
 
 /// Hops a packet may take: no limit in practice.
 const HOP_LIMIT: u8 = 255;
@@ -115,6 +116,17 @@ impl PortAddress {
     }
 }
 
+/// Where a queue pair is, for messages: by GID on RoCE, by LID and the GID if there is one on InfiniBand.
+pub(super) fn place(rail: &WireRail, qp: u32) -> String {
+    let gid = Ipv6Addr::from(rail.gid);
+    let gid = gid.to_ipv4_mapped().map_or_else(|| gid.to_string(), |ip| ip.to_string());
+    match (rail.link_layer == LINK_LAYER_ETHERNET, rail.gid == [0; 16]) {
+        (true, _) => format!("QP {qp} at GID {gid}"),
+        (false, true) => format!("QP {qp} at LID {}", rail.lid),
+        (false, false) => format!("QP {qp} at LID {}, GID {gid}", rail.lid),
+    }
+}
+
 /// The link layer, with "unspecified" told as InfiniBand, which it means.
 fn link_layer(attr: &PortAttr) -> u8 {
     if attr.link_layer == LINK_LAYER_ETHERNET { LINK_LAYER_ETHERNET } else { LINK_LAYER_INFINIBAND }
@@ -172,4 +184,21 @@ fn pkey_index(context: &Context, port: &Port, attr: &PortAttr, settings: &Settin
     (0..attr.pkey_tbl_len)
         .find(|i| context.query_pkey(port.number, *i).is_ok_and(|p| p & 0x7fff == wanted & 0x7fff))
         .ok_or_else(|| Error::usage(format!("{} has no partition key {wanted:#06x}", port.label)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_is_told_by_what_its_link_layer_routes_by() {
+        let mut rail =
+            WireRail { lid: 7, link_layer: LINK_LAYER_INFINIBAND, mtu: 5, gid: [0; 16], rkey: 1 };
+        assert_eq!(place(&rail, 5), "QP 5 at LID 7");
+        rail.gid = Ipv6Addr::LOCALHOST.octets();
+        assert_eq!(place(&rail, 5), "QP 5 at LID 7, GID ::1");
+        rail.link_layer = LINK_LAYER_ETHERNET;
+        rail.gid = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        assert_eq!(place(&rail, 5), "QP 5 at GID 10.0.0.1");
+    }
 }

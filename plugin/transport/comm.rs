@@ -1,16 +1,18 @@
-//! What both ends of a connection share: who the peer is, what an error completion means, when to give up on a peer
-//! that the side channel reports as gone, and how an end tests and fails.
+//! What both ends of a connection share: who the peer is, when to give up on a peer that the side channel reports as
+//! gone, and how an end tests and fails.
 
+use super::failure::{Broken, Failures, Given, Work, queue_failed};
+use super::lane::WrId;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
-use crate::error::{Error, Fault};
+use crate::error::{Blame, Error, Fault};
 use crate::memory::GateState;
-use crate::verbs::cq::{Completion, status_name};
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The other end of a connection, for messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Peer {
     /// Local device and port, `mlx5_0:1`; several joined by `+`.
     pub local: String,
@@ -22,6 +24,17 @@ pub struct Peer {
     pub device: String,
     /// The peer's address on the side channel.
     pub addr: String,
+    /// For each lane its queue pairs and their addresses.
+    pub ways: Arc<[String]>,
+    /// What a failure is told with.
+    pub failures: Arc<Failures>,
+}
+
+impl Peer {
+    /// The queue pairs of a lane and their addresses.
+    pub(super) fn way(&self, lane: usize) -> String {
+        self.ways.get(lane).cloned().unwrap_or_default()
+    }
 }
 
 impl fmt::Display for Peer {
@@ -60,6 +73,9 @@ pub trait Ending {
     /// One of them failed, and with it the connection.
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault>;
 
+    /// What a work request was, from its identifier: for messages.
+    fn work(&self, id: WrId) -> Work;
+
     /// Whether request `index` is complete; a complete one goes back to the pool.
     ///
     /// # Errors
@@ -71,8 +87,6 @@ pub trait Ending {
                 self.attention(false)?;
             }
             self.poll()?;
-        } else if pump.gate().is_forked() {
-            self.attention(false)?;
         }
         let pool = self.shared().pool;
         let outcome = pool.finish(index);
@@ -118,7 +132,9 @@ pub trait Ending {
             return Err(Box::new(failure.repeated()));
         }
         let state = pump.gate().state();
-        if state != GateState::Forked && !starting && self.poll()? {
+        // What a queue failed of is in its completions, if it is anywhere.
+        let look = !starting || matches!(state, GateState::QueueFailed(_));
+        if state != GateState::Forked && look && self.poll()? && !starting {
             return Ok(());
         }
         let Shared { watchdog, peer, .. } = self.shared();
@@ -131,8 +147,47 @@ pub trait Ending {
     /// Ends the connection for `error`. Later calls repeat the first failure.
     #[cold]
     fn fail(&mut self, error: Error) -> Fault {
-        let Shared { pump, failure, .. } = self.shared();
+        self.fail_with(error, None)
+    }
+
+    /// Ends the connection because one of the completions of the last poll, from number `first` of `found`, is in error.
+    /// What else its queue pair gives back is looked through for the reason.
+    #[cold]
+    fn failed(&mut self, first: usize, found: usize) -> Fault {
+        let pump = self.shared().pump;
+        let mut given = Given::default();
+        (first..found).for_each(|index| given.add(pump.wc.get(index)));
+        for rail in 0..pump.rails() {
+            // A queue holds no more than was posted, and nothing is posted any more.
+            while let Some(found) = usize::try_from(pump.poll(rail)).ok().filter(|found| *found > 0)
+            {
+                (0..found).for_each(|index| given.add(pump.wc.get(index)));
+            }
+        }
+        let Some(reason) = given.reason() else {
+            return self.fail(Error::new(Blame::Internal, "a failure without a failed completion"));
+        };
+        let work = self.work(WrId(reason.id));
+        let Shared { pool, peer, pump, .. } = self.shared();
+        let event = match pump.gate().state() {
+            GateState::QueueFailed(event) => Some(event),
+            _ => None,
+        };
+        let (flushes, pending) = (given.flushes(), pool.pending());
+        let broken = Broken { reason, work, event, flushes, pending };
+        let error = broken.error(peer);
+        self.fail_with(error, Some(&broken))
+    }
+
+    /// See [`Self::fail`].
+    #[cold]
+    fn fail_with(&mut self, error: Error, broken: Option<&Broken>) -> Fault {
+        let Shared { pump, failure, peer, .. } = self.shared();
         let error = Box::new(error);
+        // A forked child fails for itself only, and that is told by the call.
+        if failure.is_none() && pump.gate().state() != GateState::Forked {
+            peer.failures.record(&error, peer, broken);
+        }
         if failure.is_none() {
             *failure = Some(error.clone());
         }
@@ -155,7 +210,7 @@ impl Watchdog {
     /// What the gate's state means for a call that found nothing to complete. `starting`: the call begins new work,
     /// which a peer that is gone can never finish.
     pub(super) fn judge(&mut self, state: GateState, starting: bool, peer: &Peer) -> Option<Error> {
-        let gone = match state {
+        let (gone, blame) = match state {
             GateState::Open => return None,
             GateState::Forked => {
                 return Some(Error::usage(
@@ -166,13 +221,14 @@ impl Watchdog {
                 return Some(Error::system(format!("{peer}: the device reported a fatal error")));
             }
             GateState::Failed => return Some(Error::system(format!("{peer}: failed before"))),
-            GateState::PeerClosed => "the peer closed the connection",
-            GateState::PeerGone => "the peer process is gone",
+            GateState::PeerClosed => ("the peer closed the connection".to_owned(), Blame::Remote),
+            GateState::PeerGone => ("the peer process is gone".to_owned(), Blame::Remote),
+            GateState::QueueFailed(event) => queue_failed(event),
         };
         if !starting && self.since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return None;
         }
-        Some(Error::remote(format!("{peer}: {gone}")))
+        Some(Error::new(blame, format!("{peer}: {gone}")))
     }
 }
 
@@ -185,36 +241,9 @@ pub(super) fn foreign_handle(call: &'static str) -> Fault {
     )))
 }
 
-/// An error for a failed completion. Only the fields that are defined on failure are used.
-pub(super) fn completion_error(wc: Completion<'_>, peer: &Peer, what: &str) -> Error {
-    let name = status_name(wc.status());
-    let hint = match name {
-        "RETRY_EXC_ERR" => "; the peer or the path to it does not answer",
-        "RNR_RETRY_EXC_ERR" => "; the peer has no receive posted",
-        "REM_ACCESS_ERR" => "; the peer's memory registration does not allow this access",
-        "REM_INV_REQ_ERR" => "; the peer's device refused the request",
-        "LOC_PROT_ERR" => {
-            "; the local range is not registered, or a bridge (ACS, IOMMU) denies the access"
-        }
-        "WR_FLUSH_ERR" => "; the queue pair had failed before",
-        _ => "",
-    };
-    let text = format!(
-        "{peer}: {what} completed with IBV_WC_{name} (status {}, vendor code {:#x}){hint}",
-        wc.status(),
-        wc.vendor_err()
-    );
-    match name {
-        "RETRY_EXC_ERR" | "RNR_RETRY_EXC_ERR" | "REM_ACCESS_ERR" | "REM_INV_REQ_ERR"
-        | "REM_OP_ERR" | "REM_ABORT_ERR" => Error::remote(text),
-        _ => Error::system(text),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Blame;
 
     #[test]
     fn a_gone_peer_ends_new_work_at_once_and_old_work_after_a_while() {

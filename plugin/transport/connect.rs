@@ -228,7 +228,7 @@ impl Connecting {
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
-        let peer = setup.peer(end, channel.peer());
+        let peer = setup.peer(end, channel.peer(), &self.transport.failures);
         if settings.warn_rail_local && setup.rails.len() != end.rails.len() {
             tracing::warn!(
                 "{peer}: {} rails here, {} at the peer",
@@ -238,6 +238,7 @@ impl Connecting {
         }
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(end.rails.len());
+        let queues = parts.queues();
         let width = if settings.split_data_on_qps {
             parts.lanes.len()
         } else {
@@ -271,9 +272,10 @@ impl Connecting {
             owner: route.owner,
         };
         let comm =
-            SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
+            SendComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("sending end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
+        let shared =
+            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
         Ok(Comm::new(shared, comm))
     }
 }

@@ -1,8 +1,10 @@
 //! Queue pairs of a connection, from creation to ready-to-send, for either end.
 
 use super::Transport;
+use super::address::place;
 use super::comm::Peer;
 use super::device::Rail;
+use super::failure::Failures;
 use super::fifo::{CreditFifo, SizeRecords, grid_and_records, grid_and_records_bytes};
 use super::lane::Lane;
 use super::stripe::MAX_PARTS;
@@ -211,8 +213,16 @@ impl Setup {
     }
 
     /// The peer, for messages.
-    pub fn peer(&self, end: &End, addr: &str) -> Peer {
+    pub fn peer(&self, end: &End, addr: &str, failures: &Arc<Failures>) -> Peer {
+        let way = |(lane, (qp, remote)): (usize, (&QueuePair, &WireLane))| {
+            let rail = &self.rails[lane % self.rails.len()];
+            let here = place(&rail.address.wire(0), qp.number());
+            let there = place(&end.rails[lane % end.rails.len()], remote.qpn);
+            format!("{} {here} to {there}", rail.device.port.label)
+        };
         Peer {
+            ways: self.qps.iter().zip(&end.lanes).enumerate().map(way).collect(),
+            failures: Arc::clone(failures),
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,
@@ -305,4 +315,12 @@ pub struct Parts {
     pub fifo: CreditFifo,
     pub records: SizeRecords,
     pub rails: Vec<Rail>,
+}
+
+impl Parts {
+    /// The queues, as events of their devices call them.
+    pub fn queues(&self) -> Vec<usize> {
+        let pairs = self.lanes.iter().map(|lane| lane.qp().identity());
+        pairs.chain(self.cqs.iter().map(|cq| cq.identity())).collect()
+    }
 }

@@ -90,6 +90,11 @@ impl Credits {
         self.slots[slot % SLOTS].awaited
     }
 
+    /// The write that carries the credit of `slot`.
+    pub(super) fn entry(&self, slot: usize) -> (Local, Remote) {
+        self.writes.entry(slot)
+    }
+
     /// Posts the credit of `slot`.
     #[inline(always)]
     pub(super) fn post(&mut self, slot: usize, lane: &Lane) -> Result<(), i32> {

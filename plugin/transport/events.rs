@@ -23,7 +23,16 @@ const WAKE: u64 = 0;
 pub struct Events {
     // Held while the thread is started or joined, so that the two never overlap.
     running: Mutex<Option<Running>>,
-    return_fatal: bool,
+    policy: Arc<Policy>,
+}
+
+/// What events of devices come to.
+#[derive(Debug, Default)]
+pub struct Policy {
+    /// Fatal ones end the connections of the device.
+    pub return_fatal: bool,
+    /// How long a port may be down before its connections fail, in words.
+    pub patience: String,
 }
 
 #[derive(Debug)]
@@ -36,7 +45,7 @@ struct Running {
 struct Shared {
     epoll: OwnedFd,
     wake: OwnedFd,
-    return_fatal: bool,
+    policy: Arc<Policy>,
     table: Mutex<Table>,
 }
 
@@ -57,7 +66,16 @@ struct PeerWatch {
 #[derive(Debug)]
 struct DeviceWatch {
     open: Arc<OpenDevice>,
-    users: Vec<(u64, Gate)>,
+    users: Vec<User>,
+}
+
+/// A connection that uses a device.
+#[derive(Debug)]
+struct User {
+    key: u64,
+    gate: Gate,
+    /// Its queues on all devices, as events call them.
+    queues: Arc<[usize]>,
 }
 
 /// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
@@ -72,12 +90,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Events {
-    /// A watcher; `return_fatal`: fatal device events end the device's connections.
-    pub fn new(return_fatal: bool) -> Arc<Self> {
-        Arc::new(Self { running: Mutex::new(None), return_fatal })
+    /// A watcher.
+    pub fn new(policy: Policy) -> Arc<Self> {
+        Arc::new(Self { running: Mutex::new(None), policy: Arc::new(policy) })
     }
 
-    /// Watches the side channel of a connection and the devices it uses.
+    /// Watches the side channel of a connection, the devices it uses, and its queues on them.
     ///
     /// # Errors
     /// No descriptor or thread can be had.
@@ -86,18 +104,19 @@ impl Events {
         channel: Channel,
         gate: &Gate,
         devices: &[Arc<OpenDevice>],
+        queues: Vec<usize>,
     ) -> Result<Watch> {
         let mut running = lock(&self.running);
         let shared = match &*running {
             Some(r) => Arc::clone(&r.shared),
             None => {
-                let new = Running::start(self.return_fatal)?;
+                let new = Running::start(Arc::clone(&self.policy))?;
                 let shared = Arc::clone(&new.shared);
                 *running = Some(new);
                 shared
             }
         };
-        let key = shared.add(channel, gate, devices);
+        let key = shared.add(channel, gate, devices, queues.into());
         match key {
             Ok(key) => Ok(Watch { events: Arc::clone(self), key }),
             Err(e) => {
@@ -131,7 +150,7 @@ impl Drop for Watch {
 }
 
 impl Running {
-    fn start(return_fatal: bool) -> Result<Self> {
+    fn start(policy: Arc<Policy>) -> Result<Self> {
         let fail = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail("epoll_create1"))?;
         let wake =
@@ -139,7 +158,7 @@ impl Running {
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)
             .map_err(fail("epoll_ctl"))?;
         let table = Mutex::new(Table { next: WAKE + 1, ..Table::default() });
-        let shared = Arc::new(Shared { epoll, wake, return_fatal, table });
+        let shared = Arc::new(Shared { epoll, wake, policy, table });
         let for_thread = Arc::clone(&shared);
         let thread = Thread::spawn(c"pinrail-events", move || for_thread.run())?;
         Ok(Self { shared, thread })
@@ -153,16 +172,23 @@ impl Shared {
             .map_err(|e| Error::io("epoll_ctl", &e.into()))
     }
 
-    fn add(&self, channel: Channel, gate: &Gate, devices: &[Arc<OpenDevice>]) -> Result<u64> {
+    fn add(
+        &self,
+        channel: Channel,
+        gate: &Gate,
+        devices: &[Arc<OpenDevice>],
+        queues: Arc<[usize]>,
+    ) -> Result<u64> {
         let mut table = lock(&self.table);
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
         table.peers.insert(key, PeerWatch { channel, gate: gate.clone() });
         for open in devices {
+            let user = User { key, gate: gate.clone(), queues: Arc::clone(&queues) };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
             if let Some(device) = known {
-                device.users.push((key, gate.clone()));
+                device.users.push(user);
                 continue;
             }
             let device = table.next;
@@ -174,7 +200,7 @@ impl Shared {
                 self.remove(key);
                 return Err(e);
             }
-            let users = vec![(key, gate.clone())];
+            let users = vec![user];
             table.devices.insert(device, DeviceWatch { open: Arc::clone(open), users });
         }
         Ok(key)
@@ -184,7 +210,7 @@ impl Shared {
         let mut table = lock(&self.table);
         let mut gone = Vec::new();
         table.devices.retain(|_, device| {
-            device.users.retain(|(user, _)| *user != key);
+            device.users.retain(|user| user.key != key);
             if device.users.is_empty() {
                 gone.push(Arc::clone(&device.open));
             }
@@ -245,11 +271,11 @@ impl Shared {
                         }
                     }
                 } else if let Some(device) = table.devices.get(&key) {
-                    device.look(self.return_fatal);
+                    device.look(&self.policy);
                     let flags = event.flags;
                     if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
                         // The descriptor stays in this state for ever: the device is gone.
-                        device.lost(self.return_fatal);
+                        device.lost(&self.policy);
                         self.forget(device.open.context.async_fd());
                     }
                 }
@@ -304,30 +330,40 @@ enum Look {
 
 impl DeviceWatch {
     /// The device was removed or reset under us.
-    fn lost(&self, return_fatal: bool) {
+    fn lost(&self, policy: &Policy) {
         tracing::warn!("{}: the device is gone", self.open.context.name());
         self.open.registry.set_broken();
-        if return_fatal {
-            self.users.iter().for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+        if policy.return_fatal {
+            self.fail_all();
         }
     }
 
-    fn look(&self, return_fatal: bool) {
+    fn fail_all(&self) {
+        self.users.iter().for_each(|user| user.gate.report(GateState::DeviceFailed));
+    }
+
+    fn look(&self, policy: &Policy) {
         while let Some(event) = self.open.context.take_async_event() {
             let name = self.open.context.name();
             match event.scope {
+                Scope::Port(port) if event.name() == "PORT_ERR" => tracing::warn!(
+                    "{name}:{port}: IBV_EVENT_PORT_ERR: the port is down. Its connections go on if it comes back, and \
+                     fail when nothing was acknowledged in {}",
+                    policy.patience
+                ),
                 Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
                 Scope::Device if event.is_fatal() => {
                     tracing::warn!("{name}: IBV_EVENT_{}", event.name());
                     self.open.registry.set_broken();
-                    if return_fatal {
-                        self.users
-                            .iter()
-                            .for_each(|(_, gate)| gate.report(GateState::DeviceFailed));
+                    if policy.return_fatal {
+                        self.fail_all();
                     }
                 }
-                // Errors of queues also complete their work requests in error, where the peer is known.
-                Scope::Object if event.is_fatal() => {
+                // The connection tells it, with its peer: most also complete work requests in error.
+                Scope::Object(queue) if event.is_fatal() => {
+                    let code = u8::try_from(event.code).unwrap_or(u8::MAX);
+                    let users = self.users.iter().filter(|user| user.queues.contains(&queue));
+                    users.for_each(|user| user.gate.report(GateState::QueueFailed(code)));
                     tracing::info!("{name}: IBV_EVENT_{}", event.name());
                 }
                 _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),

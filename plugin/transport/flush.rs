@@ -96,6 +96,11 @@ impl FlushQp {
         self.lane.qp().post_prepared(&mut self.usual.0, flush)
     }
 
+    /// Where the usual flush number `flush` reads from.
+    pub fn source(&self, flush: usize) -> Remote {
+        self.usual.0.entry(flush).1
+    }
+
     /// The destination of the read.
     pub fn scratch(&self) -> Local {
         Local { addr: self.scratch.addr() as u64, len: 1, lkey: self.registered[0].lkey() }

@@ -271,10 +271,11 @@ impl Listener {
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, .. } = accepting;
         let settings = &self.transport.settings;
-        let peer = setup.peer(&hello, channel.peer());
+        let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
         let parts = setup.into_parts(hello.rails.len());
-        let mut flush = Vec::new();
+        let mut queues = parts.queues();
+        let mut flush: Vec<FlushQp> = Vec::new();
         for (index, rail) in parts.rails.iter().enumerate() {
             let wanted = match settings.flush {
                 _ if settings.gdr_flush_disable => false,
@@ -286,6 +287,7 @@ impl Listener {
                 flush.push(FlushQp::new(rail, index, &parts.cqs[index], &self.transport)?);
             }
         }
+        queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let route = recv::Route {
             lanes: parts.lanes,
             flush,
@@ -304,9 +306,10 @@ impl Listener {
             owner: route.owner,
         };
         let comm =
-            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer);
+            RecvComm::new(self.gate.clone(), parts.cqs, parts.fifo, parts.records, route, peer)?;
         tracing::info!("receiving end ready: {}", comm.peer());
-        let shared = CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose)?;
+        let shared =
+            CommShared::new(&self.transport, parts.rails, channel, &self.gate, whose, queues)?;
         Ok(Comm::new(shared, comm))
     }
 }

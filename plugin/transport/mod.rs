@@ -10,6 +10,7 @@ pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
+pub mod failure;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
 pub mod fifo;
 pub mod flush;
@@ -21,6 +22,7 @@ pub mod pump;
 pub mod receives;
 pub mod recv;
 pub mod registration;
+#[allow(unsafe_code, reason = "says that a request may be all zeroes")]
 pub mod request;
 pub mod send;
 pub mod slot;
@@ -45,6 +47,7 @@ use comm::Peer;
 use copies::Spare;
 use device::{Devices, Rail};
 use events::{Events, Watch};
+use failure::Failures;
 use fork::{Fork, Moment};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -67,6 +70,7 @@ pub struct Transport {
     /// Where a diagnosis looks, and whom it tells.
     machine: Machine,
     reporter: Reporter,
+    failures: Arc<Failures>,
     /// Why this machine may refuse to pin memory that CUDA pinned before, if it may.
     risk: Option<String>,
     /// Whether memory was set aside since something began to use the plugin, or that was tried.
@@ -91,7 +95,11 @@ impl Transport {
         let fork = Fork::prepare(&verbs, &settings);
         let ports =
             if settings.disabled() { Vec::new() } else { device::discover(&verbs, &settings)? };
-        let events = Events::new(settings.return_async_events);
+        let failures = Failures::from_settings(&settings);
+        let events = Events::new(events::Policy {
+            return_fatal: settings.return_async_events,
+            patience: failures.patience(),
+        });
         let machine = Machine::from_settings(&settings);
         let transport = Arc::new(Self {
             arena: {
@@ -99,6 +107,7 @@ impl Transport {
                 Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()))
             },
             reporter: Reporter::from_settings(&settings),
+            failures,
             risk: host::placement_risk(&machine.proc),
             prepared: AtomicBool::new(false),
             cuda_contract: OnceLock::new(),
@@ -278,9 +287,10 @@ impl CommShared {
         channel: Channel,
         gate: &Gate,
         whose: Whose,
+        queues: Vec<usize>,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
-        let watch = transport.events.watch(channel, gate, &devices)?;
+        let watch = transport.events.watch(channel, gate, &devices, queues)?;
         Ok(Self {
             _watch: watch,
             regions: Regions::default(),

@@ -3,9 +3,10 @@
 //! `done` of a receive means HostVisible: the completion queue of this end says that the data are here. For device
 //! memory a flush must follow before a GPU may look; `done` of the flush means GpuVisible.
 
-use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
+use super::comm::{Ending, Peer, Shared, Watchdog};
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
+use super::failure::Work;
 use super::fifo::{Credit, CreditFifo, MEMBERS, SLOTS, SizeRecords};
 use super::flush::FlushQp;
 use super::lane::{Kind, Lane, WrId};
@@ -124,6 +125,9 @@ impl RecvComm {
 
     /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted and whose completion
     /// queues are `cqs`, in rail order.
+    ///
+    /// # Errors
+    /// No memory.
     pub fn new(
         gate: Gate,
         cqs: Vec<Arc<CompletionQueue>>,
@@ -131,14 +135,14 @@ impl RecvComm {
         records: SizeRecords,
         route: Route,
         peer: Peer,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let credits = Credits::new(&route, &shadow);
         let lanes = route.lanes.into_iter().enumerate();
         let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
-        Self {
+        Ok(Self {
             pool: {
-                let pool = RequestPool::new(REQUESTS, pump.rails());
+                let pool = RequestPool::new(REQUESTS, pump.rails())?;
                 // The usual case writes short entries; without the slots' own requests it does not happen.
                 if shadow.is_short() { pool } else { pool.without_own() }
             },
@@ -166,7 +170,7 @@ impl RecvComm {
             local: route.local,
             shadow,
             records,
-        }
+        })
     }
 
     /// Tells the requests whom they belong to.
@@ -672,6 +676,38 @@ impl Ending for RecvComm {
         }
     }
 
+    fn work(&self, id: WrId) -> Work {
+        let slot = id.slot() % SLOTS;
+        let flush = self.flush.get(id.lane());
+        let loopback = || {
+            let qp = flush.map_or(0, |flush| flush.lane.qp().number());
+            format!("{} QP {qp} to itself", self.peer.local)
+        };
+        match id.kind() {
+            Some(Kind::UsualFlush) => Work {
+                what: "flush".into(),
+                local: flush.map(FlushQp::scratch),
+                remote: flush.map(|flush| flush.source(slot)),
+                way: loopback(),
+            },
+            Some(Kind::Flush) => Work { what: "flush".into(), way: loopback(), ..Work::default() },
+            Some(Kind::Receive) => Work {
+                what: "a receive that waits for any message".into(),
+                way: self.peer.way(id.lane()),
+                ..Work::default()
+            },
+            _ => {
+                let (local, remote) = self.credits.entry(slot);
+                Work {
+                    what: format!("credit in slot {slot}"),
+                    local: Some(local),
+                    remote: Some(remote),
+                    way: self.peer.way(id.lane()),
+                }
+            }
+        }
+    }
+
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         let Ok(found) = usize::try_from(found) else {
             return Err(self.fail(Error::system(format!("{}: ibv_poll_cq failed", self.peer))));
@@ -680,13 +716,7 @@ impl Ending for RecvComm {
             let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
-                let what = match id.kind() {
-                    Some(Kind::Receive) => "receive",
-                    Some(Kind::Flush | Kind::UsualFlush) => "flush",
-                    _ => "credit",
-                };
-                let error = completion_error(wc, &self.peer, what);
-                return Err(self.fail(error));
+                return Err(self.failed(index, found));
             }
             match id.kind() {
                 Some(Kind::Receive) => {

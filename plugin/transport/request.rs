@@ -2,9 +2,12 @@
 //!
 //! A request is what isend, irecv and iflush hand to NCCL and what test gets back. Pools are fixed arrays with a free
 //! list, so that taking and returning one is constant and never allocates. A request's address is stable as long as
-//! its communicator lives, and a stale one is recognised by its state.
+//! its communicator lives, and a stale one is recognised by its state. They lie in pages that a forked child sees as
+//! zeroes, so that there no request is valid, not even one that was complete at the fork.
 
 use super::fifo::{MEMBERS, SLOTS};
+use crate::error::Result;
+use crate::memory::{Blank, Wiped};
 use std::cell::Cell;
 
 /// Where a request is, as the word it begins with. The upper bits mark memory as a request of this plugin.
@@ -63,6 +66,8 @@ pub struct Request {
     sizes: [Cell<i32>; MEMBERS],
 }
 const _: () = assert!(size_of::<Request>() == 64);
+// SAFETY: integers in cells, all of which may be zero.
+unsafe impl Blank for Request {}
 
 impl Request {
     /// Whether this memory looks like a request.
@@ -191,36 +196,33 @@ const OWN: usize = 2 * SLOTS;
 /// everything else.
 #[derive(Debug)]
 pub struct RequestPool {
-    own: Box<[Request; OWN]>,
-    others: Box<[Request]>,
+    all: Wiped<Request, OWN>,
     free: Cell<u16>,
     pending: State,
 }
 
 impl RequestPool {
     /// The requests that belong to something and `others` more, of a communicator with `rails` rails.
-    pub fn new(others: u16, rails: usize) -> Self {
-        let first = OWN as u16;
-        let list: Box<[_]> = (first..first + others).map(Request::new).collect();
-        for request in &list {
-            // The last one's successor is past the end, which `next` recognises like any other index.
-            request.link.set(request.index + 1);
-        }
-        Self {
-            own: Box::new(std::array::from_fn(|index| {
-                let request = Request::new(index as u16);
-                request.link.set(u16::from(index < SLOTS));
-                request
-            })),
-            others: list,
-            free: Cell::new(first),
-            pending: if rails == 1 { State::PENDING } else { State::PENDING_RAILS },
-        }
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(others: u16, rails: usize) -> Result<Self> {
+        let all = Wiped::new(others.into(), |index| {
+            let request = Request::new(index as u16);
+            request.link.set(match index.checked_sub(OWN) {
+                // The last one's successor is past the end, which `get` recognises like any other index.
+                Some(_) => index as u16 + 1,
+                None => u16::from(index < SLOTS),
+            });
+            request
+        })?;
+        let pending = if rails == 1 { State::PENDING } else { State::PENDING_RAILS };
+        Ok(Self { all, free: Cell::new(OWN as u16), pending })
     }
 
     /// The same pool with the slots' own requests out of use.
     pub fn without_own(self) -> Self {
-        for request in &self.own[..SLOTS] {
+        for request in &self.all.head()[..SLOTS] {
             request.state.set(State::WITHHELD);
         }
         self
@@ -228,7 +230,7 @@ impl RequestPool {
 
     /// Tells every request whom it belongs to: the address that test() starts from.
     pub fn set_owner(&mut self, owner: usize) {
-        for request in self.own.iter().chain(&self.others) {
+        for request in &*self.all {
             request.owner.set(owner);
         }
     }
@@ -236,19 +238,24 @@ impl RequestPool {
     /// The request that belongs to `slot`.
     #[inline(always)]
     pub fn own(&self, slot: usize) -> &Request {
-        &self.own[slot % SLOTS]
+        &self.all.head()[slot % SLOTS]
     }
 
     /// The request that belongs to flush number `flush`.
     #[inline(always)]
     pub fn own_flush(&self, flush: usize) -> &Request {
-        &self.own[SLOTS + flush % SLOTS]
+        &self.all.head()[SLOTS + flush % SLOTS]
     }
 
     /// Takes a request that belongs to something and is free.
     #[inline(always)]
     pub fn take_own(&self, request: &Request) {
         request.state.set(self.pending);
+    }
+
+    /// How many are given out and not complete.
+    pub fn pending(&self) -> usize {
+        self.all.iter().filter(|request| request.is_pending()).count()
     }
 
     /// Whether one can be taken from the free list.
@@ -274,11 +281,7 @@ impl RequestPool {
 
     /// Request number `index`, if there is one.
     pub fn get(&self, index: u16) -> Option<&Request> {
-        let index = usize::from(index);
-        match index.checked_sub(OWN) {
-            Some(index) => self.others.get(index),
-            None => self.own.get(index),
-        }
+        self.all.get(usize::from(index))
     }
 
     /// Takes request number `index` back if it is complete; `None` if it is not in flight.
@@ -307,11 +310,7 @@ impl RequestPool {
 
     /// Requests given out.
     pub fn in_use(&self) -> usize {
-        self.own
-            .iter()
-            .chain(&self.others)
-            .filter(|r| r.is_pending() || r.state() == State::DONE)
-            .count()
+        self.all.iter().filter(|r| r.is_pending() || r.state() == State::DONE).count()
     }
 }
 
@@ -325,7 +324,7 @@ mod tests {
         /// Against a set: no request is given out twice, none is lost, addresses stay, slots' own are left alone.
         #[test]
         fn behaves_as_a_set(capacity in 0..40_u16, actions in prop::collection::vec(any::<(bool, u16)>(), 0..200)) {
-            let pool = RequestPool::new(capacity, 1);
+            let pool = RequestPool::new(capacity, 1).unwrap();
             let mut out: Vec<u16> = Vec::new();
             for (take, pick) in actions {
                 if take {
@@ -357,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_slots_own_request_comes_back_by_itself() {
-        let pool = RequestPool::new(0, 1);
+        let pool = RequestPool::new(0, 1).unwrap();
         let request = pool.own(SLOTS + 3);
         assert_eq!(request.index(), 3);
         pool.take_own(request);
@@ -370,7 +369,7 @@ mod tests {
 
     #[test]
     fn parts_complete_a_request_once() {
-        let pool = RequestPool::new(1, 2);
+        let pool = RequestPool::new(1, 2).unwrap();
         let request = pool.take(0).unwrap();
         request.set_parts(2);
         assert!(!request.is_simply_pending() && request.is_pending());

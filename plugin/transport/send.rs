@@ -6,7 +6,8 @@
 mod group;
 
 use self::group::{CHAIN, Forming, Group, NO_MEMBER};
-use super::comm::{Ending, Peer, Shared, Watchdog, completion_error};
+use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::failure::Work;
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
 use super::lane::{Kind, Lane, WrId};
 use super::pump::Pump;
@@ -129,6 +130,9 @@ impl SendComm {
     pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
 
     /// A sending end over a connected route whose completion queues are `cqs`, in rail order.
+    ///
+    /// # Errors
+    /// No memory.
     pub fn new(
         gate: Gate,
         cqs: Vec<Arc<CompletionQueue>>,
@@ -136,11 +140,11 @@ impl SendComm {
         records: SizeRecords,
         route: Route,
         peer: Peer,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let pump = Pump::new(gate, cqs);
         let lane_of = std::array::from_fn(|slot| (slot % route.lanes.len()) as u8);
         let mut comm = Self {
-            pool: RequestPool::new(REQUESTS, pump.rails()),
+            pool: RequestPool::new(REQUESTS, pump.rails())?,
             pump,
             fifo,
             next: 0,
@@ -176,7 +180,7 @@ impl SendComm {
         if comm.simple_limit != 0 && comm.route.adaptive_threshold.is_some() {
             comm.pairs = Some((Box::new(comm.make_pairs()), comm.route.max_message));
         }
-        comm
+        Ok(comm)
     }
 
     /// The pairs: everything but the data, its destination and the immediate is the same every time.
@@ -426,6 +430,28 @@ impl Ending for SendComm {
         }
     }
 
+    fn work(&self, id: WrId) -> Work {
+        let slot = id.slot() % SLOTS;
+        // Of the receives with this slot the one that was answered last.
+        let last = self.next.wrapping_sub(1);
+        let receive = last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32);
+        let single = id.kind() == Some(Kind::Single);
+        let lane = if single { self.lane_of[slot].into() } else { id.lane() };
+        let way = self.peer.way(lane);
+        if !single {
+            let what = if id.kind() == Some(Kind::Part) { "the end of a part" } else { "a piece" };
+            return Work { what: format!("{what} of a send"), way, ..Work::default() };
+        }
+        let size = self.pool.own(slot).size(0);
+        let pair = size.cast_unsigned() > self.route.adaptive_threshold.unwrap_or(u32::MAX);
+        let (local, remote) = match &self.pairs {
+            Some((pairs, _)) if pair => pairs.0.entry(2 * slot),
+            _ => self.singles.0.entry(slot),
+        };
+        let what = format!("send of {size} bytes for receive {receive}");
+        Work { what, local: Some(local), remote: Some(remote), way }
+    }
+
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
         self.note(first, found)?;
         if self.forming.cursor.is_some() {
@@ -445,8 +471,7 @@ impl SendComm {
             let wc = self.pump.wc.get(index);
             let id = WrId(wc.id());
             if !wc.is_success() {
-                let error = completion_error(wc, &self.peer, "send");
-                return Err(self.fail(error));
+                return Err(self.failed(index, found));
             }
             match (id.kind(), self.route.lanes.get_mut(id.lane())) {
                 (Some(Kind::Single), _) => self.pool.own(id.slot()).complete(),

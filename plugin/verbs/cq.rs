@@ -60,6 +60,11 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
+    /// What events of the device call it.
+    pub fn identity(&self) -> usize {
+        self.raw.as_ptr().addr()
+    }
+
     /// The device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context

@@ -11,8 +11,8 @@ pub enum Scope {
     Device,
     /// One port, from 1.
     Port(u8),
-    /// One object, which the event does not let us name safely after it may be gone.
-    Object,
+    /// One queue pair or completion queue, by its identity. It may be gone by now, and is not looked into.
+    Object(usize),
 }
 
 /// One asynchronous event, already acknowledged.
@@ -27,33 +27,7 @@ pub struct AsyncEvent {
 impl AsyncEvent {
     /// The name in verbs.h without its prefix.
     pub fn name(self) -> &'static str {
-        const NAMES: [&str; 20] = [
-            "CQ_ERR",
-            "QP_FATAL",
-            "QP_REQ_ERR",
-            "QP_ACCESS_ERR",
-            "COMM_EST",
-            "SQ_DRAINED",
-            "PATH_MIG",
-            "PATH_MIG_ERR",
-            "DEVICE_FATAL",
-            "PORT_ACTIVE",
-            "PORT_ERR",
-            "LID_CHANGE",
-            "PKEY_CHANGE",
-            "SM_CHANGE",
-            "SRQ_ERR",
-            "SRQ_LIMIT_REACHED",
-            "QP_LAST_WQE_REACHED",
-            "CLIENT_REREGISTER",
-            "GID_CHANGE",
-            "WQ_FATAL",
-        ];
-        usize::try_from(self.code)
-            .ok()
-            .and_then(|i| NAMES.get(i))
-            .copied()
-            .unwrap_or("unknown event")
+        event_name(self.code)
     }
 
     /// Whether work on the device or object cannot go on.
@@ -63,6 +37,33 @@ impl AsyncEvent {
             "CQ_ERR" | "QP_FATAL" | "QP_REQ_ERR" | "QP_ACCESS_ERR" | "DEVICE_FATAL"
         )
     }
+}
+
+/// The name of `IBV_EVENT_*` in verbs.h without its prefix.
+pub fn event_name(code: i32) -> &'static str {
+    const NAMES: [&str; 20] = [
+        "CQ_ERR",
+        "QP_FATAL",
+        "QP_REQ_ERR",
+        "QP_ACCESS_ERR",
+        "COMM_EST",
+        "SQ_DRAINED",
+        "PATH_MIG",
+        "PATH_MIG_ERR",
+        "DEVICE_FATAL",
+        "PORT_ACTIVE",
+        "PORT_ERR",
+        "LID_CHANGE",
+        "PKEY_CHANGE",
+        "SM_CHANGE",
+        "SRQ_ERR",
+        "SRQ_LIMIT_REACHED",
+        "QP_LAST_WQE_REACHED",
+        "CLIENT_REREGISTER",
+        "GID_CHANGE",
+        "WQ_FATAL",
+    ];
+    usize::try_from(code).ok().and_then(|i| NAMES.get(i)).copied().unwrap_or("unknown event")
 }
 
 impl Context {
@@ -81,7 +82,16 @@ impl Context {
         }
         let code = raw.event_type;
         let scope = match code {
-            0..=7 | 14..=16 | 19 => Scope::Object,
+            0 => {
+                // SAFETY: this event carries a completion queue.
+                Scope::Object(unsafe { raw.element.cq }.addr())
+            }
+            1..=7 | 16 => {
+                // SAFETY: these events carry a queue pair.
+                Scope::Object(unsafe { raw.element.qp }.addr())
+            }
+            // Of kinds that are not used here.
+            14 | 15 | 19 => Scope::Object(0),
             9..=13 | 17 | 18 => {
                 // SAFETY: port events carry a port number.
                 Scope::Port(u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0))

@@ -126,6 +126,11 @@ impl QueuePair {
         self.number
     }
 
+    /// What events of the device call it.
+    pub fn identity(&self) -> usize {
+        self.raw.as_ptr().addr()
+    }
+
     /// Bytes that may be posted inline, as granted.
     pub fn max_inline(&self) -> u32 {
         self.max_inline

@@ -211,6 +211,15 @@ impl<const N: usize> Prepared<N> {
         wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
     }
 
+    /// What entry `index` modulo `N` was filled with last.
+    pub fn entry(&self, index: usize) -> (Local, Remote) {
+        let Slot { wr, sge } = &self.0[index % N];
+        // SAFETY: every entry is zeroed at first and only ever filled as an RDMA operation, whose fields are integers.
+        let rdma_t { remote_addr, rkey } = unsafe { wr.wr.rdma };
+        let local = Local { addr: sge.addr, len: sge.length, lkey: sge.lkey };
+        (local, Remote { addr: remote_addr, rkey })
+    }
+
     /// Makes entry `second` follow entry `first` whenever that is posted. Both are below `N`.
     pub fn link(&mut self, first: usize, second: usize) {
         let next = self.list(second);

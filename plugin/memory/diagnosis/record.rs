@@ -29,7 +29,7 @@ impl Report {
             "plugin_version": env!("CARGO_PKG_VERSION"),
             "unix_time": time,
             "pid": std::process::id(),
-            "host": super::reporter::hostname(),
+            "host": crate::records::hostname(),
             "verdict": {
                 "cause": verdict.cause.word(),
                 "confidence": verdict.confidence.word(),

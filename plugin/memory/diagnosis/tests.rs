@@ -952,7 +952,11 @@ fn reporter(folder: &Path) -> Reporter {
 }
 
 fn name(number: u32) -> String {
-    format!("pinrail-registration-{}-{}-{number}.json", reporter::hostname(), std::process::id())
+    format!(
+        "pinrail-registration-{}-{}-{number}.json",
+        crate::records::hostname(),
+        std::process::id()
+    )
 }
 
 #[test]
