@@ -139,7 +139,7 @@ impl Mr {
             || what.access & !KNOWN != 0
             || what.access & ACCESS_RELAXED_ORDERING != 0 && !settings().relaxed_ordering
             || remote && what.access & ACCESS_LOCAL_WRITE == 0
-            || (what.iova ^ begin) % page_size() as u64 != 0
+            || !(what.iova ^ begin).is_multiple_of(page_size() as u64)
         {
             return Err(libc::EINVAL);
         }
