@@ -116,7 +116,11 @@ compile() {
 compile_cases() {
     local name=$1 source=$2 included=$repo/ffi-tests/$3 file
     shift 3
-    local objects=("$repo"/target/ffi-tests/{harness,payload,observe,net,pair,softrnic,forked}.o)
+    local objects
+    read -ra objects <<<"$(sed -n 's/^FFI_SHARED := //p' "$repo/ffi-tests/ffi.mk")"
+    [ ${#objects[@]} -gt 0 ] || die "ffi-tests/ffi.mk has no line FFI_SHARED := OBJECT..."
+    objects=("${objects[@]/#/$repo/target/ffi-tests/}")
+    objects=("${objects[@]/%/.o}")
     [ -d "$repo/target/ffi-tests" ] || die "no $repo/target/ffi-tests: run make -f ffi-tests/ffi.mk"
     mkdir -p "$(dirname "$out/bin/$name")"
     for file in "${objects[@]}" "$included"; do
