@@ -98,13 +98,14 @@ unpack() {
     rmdir "$dir"/{bin,sbin,lib,lib64} 2>/dev/null || true
 }
 
-# compile NAME SOURCE [FLAG...]: a C program for the guest, lab/out/bin/NAME, against the distribution's libibverbs
+# compile NAME SOURCE [FLAG...]: a C program for the guest, lab/out/bin/NAME, against the distribution's libibverbs. Of
+# several sources the others are among the flags.
 compile() {
     local name=$1 source=$2 cc=${CC:-cc}
     shift 2
     command -v "$cc" >/dev/null || die "no C compiler: apt-get install gcc libc6-dev"
     mkdir -p "$out/bin"
-    [ -z "$(find "$source" "$lab"/src/*.h "$lab/lib.sh" -newer "$out/bin/$name" 2>&1)" ] && return
+    [ -z "$(find "$source" "$lab"/src/*.[ch] "$lab/lib.sh" -newer "$out/bin/$name" 2>&1)" ] && return
     "$cc" -std=gnu11 -O2 -g -Wall -Wextra -Werror -I"$tools/usr/include" -L"$libs" -o "$out/bin/$name.new" "$source" "$@" ||
         die "cannot compile $source"
     mv "$out/bin/$name.new" "$out/bin/$name"
@@ -115,7 +116,11 @@ compile() {
 compile_cases() {
     local name=$1 source=$2 included=$repo/ffi-tests/$3 file
     shift 3
-    local objects=("$repo"/target/ffi-tests/{harness,payload,observe,net,pair,softrnic,forked}.o)
+    local objects
+    read -ra objects <<<"$(sed -n 's/^FFI_SHARED := //p' "$repo/ffi-tests/ffi.mk")"
+    [ ${#objects[@]} -gt 0 ] || die "ffi-tests/ffi.mk has no line FFI_SHARED := OBJECT..."
+    objects=("${objects[@]/#/$repo/target/ffi-tests/}")
+    objects=("${objects[@]/%/.o}")
     [ -d "$repo/target/ffi-tests" ] || die "no $repo/target/ffi-tests: run make -f ffi-tests/ffi.mk"
     mkdir -p "$(dirname "$out/bin/$name")"
     for file in "${objects[@]}" "$included"; do

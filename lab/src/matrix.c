@@ -76,7 +76,7 @@ static double now_ms(void) {
 struct place {
     uint64_t pfn;
     bool movable;      // in CMA or ZONE_MOVABLE
-    const char *where; // in words; by the module, with the pageblock's migratetype
+    const char *where; // in words; by the module the pageblock's migratetype, and "zone" in ZONE_MOVABLE
 };
 
 static struct place place_of(const char *p) {
@@ -84,8 +84,9 @@ static struct place place_of(const char *p) {
         struct pinlab_place at = {.addr = (uintptr_t)p};
         if (ioctl(module, PINLAB_PLACE, &at)) stop("PINLAB_PLACE: %s", strerror(errno));
         static const char *const types[] = {"Unmovable", "Movable", "Reclaimable"};
+        if (at.flags & PINLAB_ZONE_MOVABLE && at.migratetype != 1) stop("a block of type %d in ZONE_MOVABLE", at.migratetype);
         const char *type = at.migratetype >= 0 && at.migratetype < 3 ? types[at.migratetype] : "other block";
-        const char *where = at.flags & PINLAB_CMA ? "CMA" : at.flags & PINLAB_ZONE_MOVABLE ? "ZONE_MOVABLE" : type;
+        const char *where = at.flags & PINLAB_CMA ? "CMA" : at.flags & PINLAB_ZONE_MOVABLE ? "Movable, zone" : type;
         return (struct place){at.pfn, at.flags != 0, where};
     }
     uint64_t pfn = frame_of(p);

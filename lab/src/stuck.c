@@ -10,10 +10,13 @@
 #undef ffi_cases
 
 #include "frames.h"
+#include "pinlab.h"
 #include "watch.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/ioctl.h>
 
 enum { ROOM = 1 << 20, MEMBERS = 8, SLOT = ROOM / MEMBERS };
 
@@ -125,7 +128,21 @@ static void show(void)
     }
 }
 
-/* The record names the page, its frame and, where this kernel tells, what forbids a long-term pin of that frame. */
+/* Where a page lies by the kernel itself: its frame, and the type of the block that the frame is in. */
+static void check_with_module(const uint8_t *page, uint64_t frame)
+{
+    int module = open("/dev/pinlab", O_RDWR | O_CLOEXEC);
+    if (module < 0) FAIL("/dev/pinlab: %m: did lab/bounce load the module?");
+    struct pinlab_place at = {.addr = (uintptr_t)page};
+    CHECK_EQ(ioctl(module, PINLAB_PLACE, &at), 0);
+    close(module);
+    dprintf(STDERR_FILENO, "the kernel: %p is frame 0x%llx, migratetype %d%s%s\n", (const void *)page, (unsigned long long)at.pfn,
+            at.migratetype, at.flags & PINLAB_CMA ? ", CMA" : "", at.flags & PINLAB_ZONE_MOVABLE ? ", ZONE_MOVABLE" : "");
+    CHECK_EQ(at.pfn, frame);
+    CHECK_EQ(at.flags, in_zone ? PINLAB_ZONE_MOVABLE : PINLAB_CMA);
+}
+
+/* The record names the page, its frame and what forbids a long-term pin of that frame, and the kernel's own answer is the same. */
 static void check_placement(const struct stuck *stuck, size_t first, size_t last)
 {
     char text[100];
@@ -135,13 +152,10 @@ static void check_placement(const struct stuck *stuck, size_t first, size_t last
         must_say(text);
         snprintf(text, sizeof text, "\"frame\": \"0x%lx\"", stuck->frames[pages[i]]);
         must_say(text);
+        check_with_module(stuck->buffer.map + pages[i] * PAGE, stuck->frames[pages[i]]);
     }
-    bool tells = in_zone || access("/sys/kernel/debug/cma", F_OK) == 0;
-    must_say(tells ? "\"confidence\": \"certain\"" : "\"confidence\": \"likely\"");
-    if (in_zone)
-        must_say("\"zone\": \"Movable\"");
-    else if (tells)
-        must_say("\"migratetype\": \"cma\"");
+    must_say("\"confidence\": \"certain\"");
+    must_say(in_zone ? "\"zone\": \"Movable\"" : "\"migratetype\": \"cma\"");
     must_say(in_zone ? "in ZONE_MOVABLE" : "CmaTotal ");
 }
 

@@ -31,8 +31,9 @@ use std::time::{Duration, Instant};
 static ATTEMPTS: Mutex<Option<HashMap<u64, Box<Connecting>>>> = Mutex::new(None);
 static NEXT_ATTEMPT: AtomicU64 = AtomicU64::new(1);
 
-/// How long nobody polls an attempt that was given up: NCCL polls without a pause.
-const ABANDONED: Duration = Duration::from_secs(2);
+/// How long nobody polls an attempt that was given up. NCCL polls without a pause, but one round of one thread takes as
+/// long as all its attempts and whatever the machine does besides: many seconds where each makes its queue pairs slowly.
+const ABANDONED: Duration = Duration::from_secs(30);
 
 /// Drops attempts that were given up without a word: all of them, or those past their deadline or not polled any more.
 /// An empty table keeps no memory: it outlives the library.

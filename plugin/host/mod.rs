@@ -6,6 +6,7 @@
 //! hosts.
 
 pub mod amount;
+pub mod bootlog;
 pub mod cgroup;
 pub mod container;
 pub mod fdinfo;

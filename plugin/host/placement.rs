@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use super::amount::amount;
+use super::bootlog::{self, Area};
 use super::kernel::Cmdline;
 use super::meminfo::Meminfo;
 use super::pagemap::Frame;
@@ -60,6 +61,12 @@ fn has_cma(meminfo: &Meminfo) -> bool {
     meminfo.cma_total.unwrap_or(0) > 0 || more_free_than_total(meminfo)
 }
 
+/// Where the contiguous areas lie, by the kernel's log, which is not short: read only where there are some.
+pub fn areas(proc: &Proc, meminfo: &Meminfo) -> Vec<Area> {
+    let log = has_cma(meminfo).then(|| bootlog::read(&proc.log())).flatten();
+    log.map_or_else(Vec::new, |log| bootlog::areas(&log))
+}
+
 /// Free memory that lies in contiguous areas, where nothing may be pinned for long.
 pub fn free_in_cma(meminfo: &Meminfo, zones: &Zones) -> Option<u64> {
     let in_zones = zones.free_cma().map(|pages| pages.saturating_mul(page_size()));
@@ -71,16 +78,28 @@ pub fn free_in_cma(meminfo: &Meminfo, zones: &Zones) -> Option<u64> {
 pub enum Place {
     /// In a zone whose pages must stay movable.
     MovableZone,
-    /// In the contiguous area of this name.
+    /// In the contiguous area of this name, or with the address `at 0x…` where the name is not known.
     Cma(String),
     /// In this zone; whether in a block of a contiguous area is not known.
     Zone(String),
 }
 
 /// Where the page at an address lies; `None` where the kernel does not tell this process.
-pub fn place_of(proc: &Proc, sysfs: &Path, zones: &Zones, address: u64) -> Option<(u64, Place)> {
+pub fn place_of(
+    proc: &Proc,
+    sysfs: &Path,
+    zones: &Zones,
+    areas: &[Area],
+    address: u64,
+) -> Option<(u64, Place)> {
     let Frame::Number(pfn) = Frame::at(proc, address)? else { return None };
-    if let Some(area) = cma_area(sysfs, pfn).or_else(|| handover_area(sysfs, pfn)) {
+    let by_log = || {
+        let at = pfn.checked_mul(page_size())?;
+        let area = areas.iter().find(|area| area.holds(at))?;
+        Some(format!("at {:#x}", area.start))
+    };
+    let area = cma_area(sysfs, pfn).or_else(|| handover_area(sysfs, pfn)).or_else(by_log);
+    if let Some(area) = area {
         return Some((pfn, Place::Cma(area)));
     }
     let zone = zones.of(pfn)?;
@@ -203,11 +222,16 @@ mod tests {
             "Node 0, zone Normal\n spanned 500\n start_pfn: 0\nNode 0, zone Movable\n spanned 500\n start_pfn: 500\n",
         );
         let proc = Proc::at(tree.root());
-        let place = |n: u64| place_of(&proc, tree.root(), &zones, n * page_size());
+        let logged = [Area { start: 5000 * page_size(), bytes: page_size() }];
+        let place = |n: u64| place_of(&proc, tree.root(), &zones, &logged, n * page_size());
         assert_eq!(place(0), Some((149, Place::Cma("hugetlb0".into()))));
         assert_eq!(place(1), Some((150, Place::Zone("Normal".into()))));
         assert_eq!(place(2), Some((900, Place::MovableZone)));
-        assert_eq!((place(3), place(4), place(9)), (None, None, None));
+        assert_eq!((place(3), place(9)), (None, None));
+        let logged = format!("at {:#x}", 5000 * page_size());
+        assert_eq!(place(4), Some((5000, Place::Cma(logged))));
+        let unknown = place_of(&proc, tree.root(), &zones, &[], 4 * page_size());
+        assert_eq!(unknown, None);
         let handover = Place::Cma("kexec handover".into());
         assert_eq!(place(6), Some((600, handover.clone())));
         assert_eq!(place(7), Some((601, Place::MovableZone)));

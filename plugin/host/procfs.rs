@@ -42,6 +42,11 @@ impl Proc {
         self.root.join(file)
     }
 
+    /// The kernel's log, in `/dev` beside it. Not `kmsg` in here: who reads that takes it from everybody.
+    pub fn log(&self) -> PathBuf {
+        self.root.join("../dev/kmsg")
+    }
+
     /// The text of a file; `None` where it cannot be read.
     pub fn text(&self, file: &str) -> Option<String> {
         text(&self.path(file))

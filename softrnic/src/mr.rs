@@ -87,7 +87,7 @@ impl Mr {
         if pages.count > u64::from(u32::MAX) {
             return Err(libc::EINVAL);
         }
-        Self::check(pd, what)?;
+        Self::check(pd, what, what.va)?;
         let charge = Charge::take(pages)?;
         let write =
             what.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
@@ -104,10 +104,9 @@ impl Mr {
         offset: u64,
         what: Registration,
     ) -> Result<Arc<Self>, i32> {
-        Self::check(pd, &what)?;
+        Self::check(pd, &what, offset)?;
         let page = page_size() as u64;
-        // As the kernel: both must lie equally far into their pages.
-        if what.len == 0 || offset % page != what.iova % page {
+        if what.len == 0 {
             return Err(libc::EINVAL);
         }
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
@@ -134,12 +133,14 @@ impl Mr {
         Self::publish(pd, &what, Backing::Dmabuf { map, fd, offset, number })
     }
 
-    fn check(pd: &Pd, what: &Registration) -> Result<(), i32> {
+    /// The arguments. A device maps whole pages, so both addresses of a region lie equally far into one.
+    fn check(pd: &Pd, what: &Registration, begin: u64) -> Result<(), i32> {
         let remote = what.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
         if what.len == 0
             || what.access & !KNOWN != 0
             || what.access & ACCESS_RELAXED_ORDERING != 0 && !settings().relaxed_ordering
             || remote && what.access & ACCESS_LOCAL_WRITE == 0
+            || !(what.iova ^ begin).is_multiple_of(page_size() as u64)
         {
             return Err(libc::EINVAL);
         }

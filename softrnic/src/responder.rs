@@ -102,10 +102,11 @@ impl<'a> Target<'a> {
         Place { segs: Segs::default(), pid: self.own_pid(), _windows: Vec::new() }
     }
 
-    /// Remote range of an RDMA operation; zero length needs no key.
+    /// Remote range of an RDMA operation; zero length needs no key. An operation that the queue pair does not serve is an
+    /// invalid request, whatever its key.
     pub fn rdma(&self, key: u32, addr: u64, len: u64, need: u32) -> Result<Place, Nak> {
         if self.slot.access.load(Ordering::Relaxed) & need != need {
-            return Err(WC_REM_ACCESS_ERR);
+            return Err(WC_REM_INV_REQ_ERR);
         }
         let mut place = self.place();
         if len > 0 {

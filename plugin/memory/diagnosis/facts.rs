@@ -5,6 +5,7 @@ use super::failure::Failure;
 use crate::config::Settings;
 use crate::cuda::driver::{self, MemoryKind, PointerFacts};
 use crate::cuda::nvml::{Bar1, Nvml};
+use crate::host::bootlog::Area;
 use crate::host::cgroup::Cgroup;
 use crate::host::container::Container;
 use crate::host::fdinfo::{self, DmaBufInfo};
@@ -59,6 +60,8 @@ pub struct Facts {
     pub meminfo: Meminfo,
     /// Its zones.
     pub zones: Zones,
+    /// Where the contiguous areas lie, as far as the kernel's log says.
+    pub areas: Vec<Area>,
     /// Pages in CMA page blocks.
     pub cma_in_blocks: Option<u64>,
     /// Why memory of this machine may be refused.
@@ -168,6 +171,7 @@ impl Facts {
             memlock: limits::memlock_of(proc),
             cgroup: Cgroup::read(proc, sysfs.root()),
             container: Container::read(proc),
+            areas: placement::areas(proc, &meminfo),
             meminfo,
             cma_in_blocks: proc.text("pagetypeinfo").and_then(|text| cma_in_blocks(&text)),
             zones,
@@ -208,7 +212,8 @@ impl Facts {
 
     /// Where a page lies, as far as the kernel tells this process.
     pub fn place(&self, machine: &Machine, address: u64) -> Option<(u64, Place)> {
-        placement::place_of(&machine.proc, machine.sysfs.root(), &self.zones, address)
+        let Machine { proc, sysfs } = machine;
+        placement::place_of(proc, sysfs.root(), &self.zones, &self.areas, address)
     }
 }
 

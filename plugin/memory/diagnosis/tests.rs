@@ -437,6 +437,21 @@ fn placement_is_certain_where_the_kernel_shows_the_page() {
     assert_eq!(json["placement"]["pages"][0]["cma_area"], "zone one");
     fs::remove_dir_all(tree.root().join(debug)).unwrap();
 
+    // Without debugfs by the kernel's log, where there is such an area at all.
+    let frame = 1500 * page_size() as u64;
+    tree.write("dev/kmsg", format!("6,52,0,-;cma: Reserved 1 MiB at {frame:#x}\n").as_bytes());
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), true, bad(&[0]));
+    check(&report, Cause::Placement, Confidence::Certain, &["in ZONE_MOVABLE"]);
+    tree.write("proc/meminfo", b"MemTotal: 67108864 kB\nCmaTotal: 1024 kB\nCmaFree: 512 kB\n");
+    let report = diagnose(&machine, failure(libc::ENOMEM, 1), true, bad(&[0]));
+    let area = format!("at {frame:#x}");
+    let telling = format!("is frame 0x5dc in the contiguous area {area}");
+    let json = check(&report, Cause::Placement, Confidence::Certain, &[&telling]);
+    assert_eq!(json["placement"]["pages"][0]["cma_area"], area);
+    assert_eq!(json["placement"]["pages"][0]["migratetype"], "cma");
+    fs::remove_file(tree.root().join("dev/kmsg")).unwrap();
+    tree.write("proc/meminfo", b"MemTotal: 67108864 kB\n");
+
     // In an ordinary zone the type of the page is not known, which is not worth a word in the line, unless the zone has
     // no contiguous area at all.
     for (cma, telling) in [("", "pages fail"), (" cma 0\n", "zone Normal, which has no")] {

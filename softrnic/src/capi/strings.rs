@@ -75,8 +75,8 @@ pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
 /// `ibv_port_state_str`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
-    let table = [c"no state change (NOP)", c"DOWN", c"INIT", c"ARMED", c"ACTIVE", c"ACTIVE_DEFER"];
-    pick(&table, state, c"invalid state")
+    let table = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+    pick(&table, state, c"unknown")
 }
 
 /// `ibv_node_type_str`.

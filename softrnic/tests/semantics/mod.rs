@@ -309,7 +309,11 @@ fn missing_rights_of_region_qp_or_domain_are_refused() {
             let mut wr = rdma(opcode, 1, SEND_SIGNALED, &mut sge, remote.addr, remote.key);
             wr.atomic_rkey = remote.key;
             assert_eq!(p.a.send(&mut wr), 0);
-            let expected = if what == "all given" { WC_SUCCESS } else { WC_REM_ACCESS_ERR };
+            let expected = match what {
+                "all given" => WC_SUCCESS,
+                "QP lacks it" => WC_REM_INV_REQ_ERR,
+                _ => WC_REM_ACCESS_ERR,
+            };
             assert_eq!(wait(p.cq_a).status, expected, "{what}, opcode {opcode}");
         }
     }
@@ -536,7 +540,6 @@ fn attribute_values_are_checked() {
     no_port.ah_attr.port_num = 9;
     for bad in [
         no_route,
-        no_gid,
         no_port,
         QpAttr { path_mtu: 0, ..attr },
         QpAttr { path_mtu: 6, ..attr },
@@ -546,6 +549,7 @@ fn attribute_values_are_checked() {
     ] {
         assert_eq!(p.a.to(&bad, QPS_RTR), libc::EINVAL);
     }
+    assert_eq!(p.a.to(&no_gid, QPS_RTR), libc::ENODATA);
     assert_eq!(p.a.to(&attr, QPS_RTR), 0);
     for bad in [
         QpAttr { timeout: 32, ..attr },
@@ -627,7 +631,11 @@ fn iova_shifts_the_keys_view() {
     let addr =
         std::ptr::with_exposed_provenance_mut(usize::try_from(p.to.addr()).expect("address"));
     // SAFETY: a live PD and our own buffer.
-    let mr = unsafe { memory::ibv_reg_mr_iova2(p.device.pd, addr, 4096, iova, ALL) };
+    let mr = unsafe {
+        assert!(memory::ibv_reg_mr_iova2(p.device.pd, addr, 4096, iova + 8, ALL).is_null());
+        assert_eq!(errno(), libc::EINVAL, "both lie equally far into a page");
+        memory::ibv_reg_mr_iova2(p.device.pd, addr, 4096, iova, ALL)
+    };
     assert!(!mr.is_null());
     let mr = Region::of(mr);
     p.from.put(0, b"shifted!");
