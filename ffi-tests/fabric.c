@@ -262,7 +262,7 @@ static void partition_is_missing(int version, int socket, void *argument)
     CHECK_EQ(ndev, 0);
     CHECK_EQ(log_warnings_since(mark), 1);
     CHECK_EQ(log_matches_since(mark, wanted[1]), 1);
-    CHECK_EQ(log_matches_since(mark, "softrnic0:1 has no such partition key; its table holds 0 0xffff, 2 0x8001"), 1);
+    CHECK_EQ(log_matches_since(mark, "the port has no such partition key; its table holds 0 0xffff, 2 0x8001"), 1);
     net_stop(&net);
 }
 

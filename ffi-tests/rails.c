@@ -261,7 +261,8 @@ static void refused_by_a_later_member(int version)
     setenv("PINRAIL_REG_FALLBACK", "fail", 1);
     int dev = fused(&net, 12, 8), fd = memfd_create("buffer", 0);
     struct guarded buffer = guarded_new(8192, 0);
-    CHECK(fd >= 0 && ftruncate(fd, 8192) == 0);
+    CHECK(fd >= 0 && ftruncate(fd, 16384) == 0);
+    uint64_t offset = (uintptr_t)buffer.data % 4096; /* as far into a page as the address */
     pair_open(&net, dev, &pair);
     uint64_t before = rnic_counts().mrs;
     /* The probes that explain a failure register too, and leave nothing either. */
@@ -270,7 +271,7 @@ static void refused_by_a_later_member(int version)
             void *mr = GARBAGE;
             rnic_fail_registrations_from((uint64_t)member);
             ncclResult_t result =
-                dmabuf ? net_reg_mr_dmabuf(&net, pair.recv, buffer.data, 8192, NCCL_PTR_CUDA, 0, fd, &mr)
+                dmabuf ? net_reg_mr_dmabuf(&net, pair.recv, buffer.data, 8192, NCCL_PTR_CUDA, offset, fd, &mr)
                        : net_reg_mr(&net, pair.recv, buffer.data, 8192, NCCL_PTR_HOST, &mr);
             rnic_fail_registrations_from(0);
             if (!ffi_is_error(result)) FAIL("refused by member %d, and yet %s", member, ffi_result_name(result));
@@ -279,7 +280,7 @@ static void refused_by_a_later_member(int version)
     }
     /* Nobody refuses: eight each. */
     void *host = register_host(&net, pair.recv, buffer.data, 8192), *dma = GARBAGE;
-    CHECK_OK(net_reg_mr_dmabuf(&net, pair.recv, buffer.data, 8192, NCCL_PTR_CUDA, 0, fd, &dma));
+    CHECK_OK(net_reg_mr_dmabuf(&net, pair.recv, buffer.data, 8192, NCCL_PTR_CUDA, offset, fd, &dma));
     CHECK_EQ(rnic_counts().mrs, before + 16);
     CHECK_OK(net_dereg_mr(&net, pair.recv, host));
     CHECK_OK(net_dereg_mr(&net, pair.recv, dma));
