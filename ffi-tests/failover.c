@@ -231,6 +231,86 @@ static void one_after_another(int version)
     net_stop(&net);
 }
 
+/* What befalls rails, as rules of fault plans: every way for a part to be lost, and for one to arrive that is said to be lost. */
+static const char *const mishaps[] = {
+    "op=write-imm nth=%u -> drop",
+    "op=write-imm nth=%u -> drop at=half",
+    "op=write-imm nth=%u -> drop at=payload",
+    "op=write-imm nth=%u -> drop at=end", /* the acknowledgement alone */
+    "op=write-imm nth=%u -> status=retry-exc at=end",
+    "op=write-imm nth=%u -> status=retry-exc at=half",
+    "op=write-imm nth=%u -> status=wr-flush at=end",
+    "op=write nth=%u -> drop", /* a credit, or a piece */
+    "op=write nth=%u -> drop at=end",
+    "op=write nth=%u -> status=retry-exc at=payload",
+    "op=write-imm nth=%u -> kill-qp at=end",
+    "op=write,write-imm nth=%u -> kill-qp",
+    "op=write,write-imm nth=%u -> port-down",
+};
+
+/* A plan in which every rail but the first meets one of them, and payloads come in pieces and late on all. */
+static void plan_for(char *plan, size_t room, int rails, uint64_t *random)
+{
+    size_t used = 0;
+    for (int rail = 1; rail < rails; rail++) {
+        const char *mishap = mishaps[next_random(random) % (sizeof mishaps / sizeof *mishaps)];
+        char rule[160];
+        snprintf(rule, sizeof rule, mishap, (unsigned)(next_random(random) % 60 + 1));
+        used += (size_t)snprintf(plan + used, room - used, "device=softrnic%d %s\n", rail, rule);
+    }
+    used += (size_t)snprintf(plan + used, room - used, "seed=%u\n", (unsigned)(next_random(random) % 1000));
+    if (next_random(random) % 2) used += (size_t)snprintf(plan + used, room - used, "op=write-imm p=0.1 -> shuffle\n");
+    if (next_random(random) % 2) snprintf(plan + used, room - used, "op=write p=0.05 -> delay=200us\n");
+}
+
+/*
+ * Plans by chance, of which each takes all rails but the first from a connection. FAILOVER_PLANS says how many, and
+ * FAILOVER_SEED the first; the plan that fails is printed.
+ */
+static void by_plans(int rails, const char *qps)
+{
+    struct net net;
+    struct pair pair;
+    struct traffic traffic;
+    int dev = fused(&net, 12, rails, qps);
+    const char *count = getenv("FAILOVER_PLANS"), *first = getenv("FAILOVER_SEED");
+    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 20);
+    for (; seed < last; seed++) {
+        char plan[2000];
+        uint64_t random = seed * 1000 + (uint64_t)rails;
+        pair_open(&net, dev, &pair);
+        traffic_new(&traffic, &pair, seed % 4 ? 1 : 3, seed);
+        plan_for(plan, sizeof plan, rails, &random);
+        fprintf(stderr, "seed %llu:\n%s", (unsigned long long)seed, plan);
+        rnic_faults(plan);
+        run(&traffic, 150);
+        rnic_faults("");
+        for (int rail = 1; rail < rails; rail++) port(rail, true);
+        traffic_free(&traffic);
+        pair_close(&pair);
+    }
+    net_stop(&net);
+}
+
+static void plans_on_two(int version)
+{
+    (void)version;
+    by_plans(2, "1");
+}
+
+static void plans_on_four(int version)
+{
+    (void)version;
+    by_plans(4, "2");
+}
+
+static void plans_on_a_thread(int version)
+{
+    (void)version;
+    setenv("SOFTRNIC_ENGINE", "thread", 1);
+    by_plans(3, "1");
+}
+
 /* Tests a request that is still there; it is gone once it failed or, having been done before, completed. */
 static bool is_over(const struct net *net, void **request)
 {
@@ -424,6 +504,9 @@ const struct ffi_case ffi_cases[] = {
     ONCE(one_of_four),
     ONCE(several_members),
     ONCE(one_after_another),
+    ONCE(plans_on_two),
+    ONCE(plans_on_four),
+    ONCE(plans_on_a_thread),
     ONCE(none_left),
     ONCE(not_asked_for),
     ONCE(nobody_at_home),

@@ -337,7 +337,7 @@ impl PeerWatch {
                 (Ok(None), _) => return Look::Well,
                 (Ok(Some(Message::Bye)), _) => return Look::Over(GateState::PeerClosed),
                 (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
-                    failover.hear(&lanes, self.channel.peer());
+                    failover.hear(&lanes);
                     self.tell();
                 }
                 (Ok(Some(Message::Failed(reason))), _) => {
@@ -385,8 +385,7 @@ impl User {
     /// A queue failed: the other rails go on, or nothing does.
     fn queue_failed(&self, queue: usize, code: u8, name: &str) {
         let others = (name == "QP_FATAL").then_some(self.links.failover.as_ref()).flatten();
-        let why = || format!("IBV_EVENT_{name}");
-        if others.and_then(|failover| failover.stop_queue(queue, why)) != Some(true) {
+        if others.and_then(|failover| failover.stop_queue(queue, name)) != Some(true) {
             self.gate.report(GateState::QueueFailed(code));
         }
     }

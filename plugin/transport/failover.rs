@@ -34,6 +34,8 @@ pub struct Failover {
     told: Mutex<Told>,
     gate: Gate,
     mail: Arc<Mail>,
+    /// For messages.
+    peer: String,
 }
 
 /// One lane.
@@ -96,7 +98,7 @@ pub(super) fn ahead(ours: u32, theirs: u32, waiting: usize) -> Result<usize> {
 
 impl Failover {
     /// Of an end with these lanes; `None` where they join one pair of rails only.
-    pub(super) fn new(lanes: &mut [Lane], gate: &Gate, mail: &Arc<Mail>) -> Option<Arc<Self>> {
+    pub(super) fn new(lanes: &mut [Lane], gate: &Gate, peer: &Peer) -> Option<Arc<Self>> {
         let ways: Box<[_]> = lanes
             .iter_mut()
             .map(|lane| Way {
@@ -109,8 +111,8 @@ impl Failover {
         let first = ways.first()?.rails;
         let told = Told { theirs: vec![None; ways.len()].into(), why: None };
         ways.iter().any(|way| way.rails != first).then(|| {
-            let (told, mail) = (Mutex::new(told), Arc::clone(mail));
-            Arc::new(Self { lanes: ways, told, gate: gate.clone(), mail })
+            let (told, mail) = (Mutex::new(told), Arc::clone(&peer.mail));
+            Arc::new(Self { lanes: ways, told, gate: gate.clone(), mail, peer: peer.to_string() })
         })
     }
 
@@ -170,10 +172,10 @@ impl Failover {
         self.stop_all(|way| way.rails.0 == rail, why)
     }
 
-    /// Stops the lanes that are like the one whose queue pair failed. `None`: it is not of a lane.
-    pub(super) fn stop_queue(&self, queue: usize, why: impl FnOnce() -> String) -> Option<bool> {
+    /// Stops the lanes that are like the one whose queue pair the device reported. `None`: it is not of a lane.
+    pub(super) fn stop_queue(&self, queue: usize, event: &str) -> Option<bool> {
         let lane = self.lanes.iter().position(|way| way.queue == queue)?;
-        let stopped = self.stop_like(lane, why);
+        let stopped = self.stop_like(lane, || format!("{}: IBV_EVENT_{event}", self.peer));
         if stopped {
             self.gate.report(GateState::Rerouted);
         }
@@ -221,7 +223,7 @@ impl Failover {
     }
 
     /// Takes note of what the other end stopped, and does the same. Called by the event thread.
-    pub(super) fn hear(&self, lanes: &[(u8, u32)], from: &str) {
+    pub(super) fn hear(&self, lanes: &[(u8, u32)]) {
         let known = lanes.iter().map(|(lane, count)| (usize::from(*lane), *count & !STOPPED));
         let known = known.filter(|(lane, _)| *lane < self.lanes.len());
         for (lane, count) in known.clone() {
@@ -229,7 +231,7 @@ impl Failover {
         }
         let stopped = self.stop(known.map(|(lane, _)| lane));
         if stopped > 0 {
-            let why = format!("{from} gave up a rail");
+            let why = format!("{}: the peer gave up a rail", self.peer);
             tracing::warn!(
                 "{why}: {stopped} of {} queue pairs are not used any more",
                 self.lanes.len()

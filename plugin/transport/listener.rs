@@ -323,7 +323,7 @@ impl Listener {
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
         let failover = (self.transport.settings.port_failover && hello.failover)
-            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer.mail))
+            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer))
             .flatten();
         let route = recv::Route {
             depth,
