@@ -103,10 +103,11 @@ static void post_receive(struct traffic *traffic, int at)
 static void step(struct traffic *traffic, uint64_t count)
 {
     const struct net *net = traffic->pair->net;
+    bool blocked = false;
     for (int at = 0; at < WINDOW; at++) {
-        if (!traffic->receives[at] && !traffic->numbers[at] && traffic->next < count + 1) {
+        if (!blocked && !traffic->receives[at] && !traffic->numbers[at] && traffic->next < count + 1) {
             post_receive(traffic, at);
-            if (!traffic->receives[at]) break; /* in order: the next one waits too */
+            blocked = !traffic->receives[at]; /* until others are done, which must be asked all the same */
         }
         if (!traffic->numbers[at]) continue;
         int got[MEMBERS], left = 0;
