@@ -22,24 +22,34 @@ impl<T> Default for Ranges<T> {
 impl<T> Ranges<T> {
     /// A live value whose range holds all of `start..end` and whose access is exactly `access`.
     pub fn covering(&self, start: usize, end: usize, access: Access) -> Option<Arc<T>> {
-        self.covering_if(start, end, access, |_| true)
+        let none_is_refused = &mut Vec::new();
+        self.covering_if(start, end, access, |_| true, none_is_refused)
     }
 
-    /// The same, of those that `fits`.
+    /// The same, of those that `fits`. The others that were looked at go into `refused`: somebody else may have let go of
+    /// one meanwhile, whose end is then the caller's to choose, as it takes the lock that the caller holds.
     pub fn covering_if(
         &self,
         start: usize,
         end: usize,
         access: Access,
         fits: impl Fn(&T) -> bool,
+        refused: &mut Vec<Arc<T>>,
     ) -> Option<Arc<T>> {
-        self.tree
+        let alive = self
+            .tree
             .iter(start..=start)
             .filter(|(range, _)| range.start <= start && end <= range.end)
             .flat_map(|(_, entries)| entries)
             .filter(|(have, _)| *have == access)
-            .filter_map(|(_, weak)| weak.upgrade())
-            .find(|value| fits(value))
+            .filter_map(|(_, weak)| weak.upgrade());
+        for value in alive {
+            if fits(&value) {
+                return Some(value);
+            }
+            refused.push(value);
+        }
+        None
     }
 
     /// Adds a value for `start..end`, which is not empty.
@@ -77,5 +87,31 @@ impl<T> Ranges<T> {
     #[cfg(test)]
     pub fn ordered(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.tree.intervals(..).map(|range| (range.start, range.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn nothing_ends_while_it_is_looked_for() {
+        let mut ranges = Ranges::default();
+        let access = Access::REMOTE_WRITE;
+        let value = Arc::new(());
+        let seen = Arc::downgrade(&value);
+        ranges.add(0, 4096, access, &value);
+        // Its owner lets go of it at the worst moment.
+        let owner = RefCell::new(Some(value));
+        let mut refused = Vec::new();
+        let fits = |_: &()| {
+            owner.take();
+            false
+        };
+        assert!(ranges.covering_if(0, 4096, access, fits, &mut refused).is_none());
+        assert_eq!(seen.strong_count(), 1);
+        drop(refused);
+        assert_eq!(seen.strong_count(), 0);
     }
 }

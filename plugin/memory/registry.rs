@@ -211,7 +211,9 @@ impl Registry {
     pub fn find_kept(&self, addr: usize, len: usize, access: Access) -> Option<Arc<Registered>> {
         let (start, end) = super::extent::page_range(addr, len).ok()?;
         let kept = |registered: &Registered| registered.memory.is_some();
-        let found = self.ranges().covering_if(start, end, access, kept)?;
+        // Dropped after the lock: one of them may end with it.
+        let mut refused = Vec::new();
+        let found = self.ranges().covering_if(start, end, access, kept, &mut refused)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
     }
