@@ -21,7 +21,7 @@ static int fused(struct net *net, int version, int rails, const char *qps)
     setenv("SOFTRNIC_DEVICES", devices, 1);
     setenv("SOFTRNIC_RETRY_MS", "5", 1);
     setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
-    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "1", 1);
+    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "1", 0);
     if (!getenv("NCCL_IB_RESILIENCY_PORT_FAILOVER")) setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
     net_start(net, version);
     return net_fuse(net, rails);
@@ -391,6 +391,154 @@ static void not_asked_for(int version)
     net_stop(&net);
 }
 
+/* ---- one message --------------------------------------------------------------------------------------------------- */
+
+enum { ONE = 100000 };
+
+/* Both ends of a connection over two rails, with a buffer each. */
+struct stage {
+    struct net net;
+    struct pair pair;
+    struct guarded from, to;
+    void *from_mr, *to_mr;
+};
+
+static void set_up(struct stage *stage, const char *qps)
+{
+    int dev = fused(&stage->net, 12, 2, qps);
+    pair_open(&stage->net, dev, &stage->pair);
+    stage->from = guarded_new(ONE, 0);
+    stage->to = guarded_new(ONE, 0);
+    stage->from_mr = register_host(&stage->net, stage->pair.send, stage->from.data, ONE);
+    stage->to_mr = register_host(&stage->net, stage->pair.recv, stage->to.data, ONE);
+}
+
+static void *to_receive(struct stage *stage)
+{
+    guarded_reset(&stage->to);
+    return irecv(&stage->net, stage->pair.recv, stage->to.data, ONE, 0, stage->to_mr);
+}
+
+static void *to_send(struct stage *stage, uint64_t key)
+{
+    pattern_fill(stage->from.data, ONE, key);
+    return isend(&stage->net, stage->pair.send, stage->from.data, ONE, 0, stage->from_mr);
+}
+
+static void close_sender(struct stage *stage)
+{
+    CHECK_OK(net_dereg_mr(&stage->net, stage->pair.send, stage->from_mr));
+    CHECK_OK(net_close_send(&stage->net, stage->pair.send));
+}
+
+static void close_receiver(struct stage *stage)
+{
+    CHECK_OK(net_dereg_mr(&stage->net, stage->pair.recv, stage->to_mr));
+    CHECK_OK(net_close_recv(&stage->net, stage->pair.recv));
+}
+
+static void clear(struct stage *stage)
+{
+    guarded_free(&stage->from);
+    guarded_free(&stage->to);
+    net_stop(&stage->net);
+}
+
+/*
+ * The sender has its answer and goes, before it hears of a rail that the receiver gave up, over which the data came: by
+ * another queue pair than the credit, or the device would have told.
+ */
+static void sender_closes_first(int version)
+{
+    struct stage stage;
+    (void)version;
+    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "0", 1);
+    set_up(&stage, "2");
+    for (uint64_t i = 0; i < 2; i++) {
+        if (i == 1) rnic_faults("op=write nth=1 -> status=retry-exc at=end"); /* the acknowledgement of a credit */
+        void *receive = to_receive(&stage);
+        rnic_faults("");
+        CHECK_EQ(wait_size(&stage.net, to_send(&stage, i)), ONE);
+        if (i == 1) close_sender(&stage);
+        CHECK_EQ(wait_size(&stage.net, receive), ONE);
+        CHECK_BUFFER(&stage.to, ONE, i);
+    }
+    close_receiver(&stage);
+    clear(&stage);
+}
+
+/* The receiver has everything and goes; only the acknowledgement is lost. */
+static void receiver_closes_first(int version)
+{
+    struct stage stage;
+    (void)version;
+    set_up(&stage, "1");
+    void *receive = to_receive(&stage);
+    rnic_faults("device=softrnic1 op=write-imm nth=1 -> drop at=end");
+    void *send = to_send(&stage, 1);
+    CHECK_EQ(wait_size(&stage.net, receive), ONE);
+    CHECK_BUFFER(&stage.to, ONE, 1);
+    close_receiver(&stage);
+    CHECK_EQ(wait_size(&stage.net, send), ONE);
+    rnic_faults("");
+    close_sender(&stage);
+    clear(&stage);
+}
+
+/* The queue pair of flushes fails: that rail is given up, and the others flush. */
+static void flush_queue_pair(int version)
+{
+    struct stage stage;
+    (void)version;
+    setenv("PINRAIL_FLUSH", "always", 1);
+    set_up(&stage, "1");
+    size_t mark = log_mark();
+    for (uint64_t i = 0; i < 20; i++) {
+        void *receive = to_receive(&stage), *send = to_send(&stage, i), *flush = NULL, *data = stage.to.data;
+        int size = ONE;
+        CHECK_EQ(wait_size(&stage.net, send), ONE);
+        CHECK_EQ(wait_size(&stage.net, receive), ONE);
+        CHECK_BUFFER(&stage.to, ONE, i);
+        if (i == 3) rnic_faults("device=softrnic1 op=read nth=1 -> kill-qp");
+        CHECK_OK(net_iflush(&stage.net, stage.pair.recv, 1, &data, &size, &stage.to_mr, &flush));
+        if (flush) wait_done(&stage.net, flush, NULL);
+        if (i == 3) WAIT_UNTIL(log_matches_since(mark, "are not used any more") > 0, "the rail to be given up");
+    }
+    rnic_faults("");
+    close_sender(&stage);
+    close_receiver(&stage);
+    clear(&stage);
+}
+
+/* Receives whose end nobody waits for: the credit is lost with its rail, and has to be sent another way all the same. */
+static void optional_receives(int version)
+{
+    struct stage stage;
+    (void)version;
+    set_up(&stage, "1");
+    for (uint64_t i = 0; i < 20; i++) {
+        if (i == 5) rnic_faults("device=softrnic1 op=write nth=1 -> drop");
+        void *data = stage.to.data, *receive = NCCL_NET_OPTIONAL_RECV_COMPLETION;
+        size_t size = ONE;
+        int tag = 0;
+        guarded_reset(&stage.to);
+        CHECK_OK(net_irecv(&stage.net, stage.pair.recv, 1, &data, &size, &tag, &stage.to_mr, &receive));
+        CHECK(receive != NULL);
+        void *send = NULL;
+        pattern_fill(stage.from.data, ONE, i);
+        WAIT_UNTIL((is_over(&stage.net, &receive),
+                    send = try_isend(&stage.net, stage.pair.send, stage.from.data, ONE, 0, stage.from_mr)),
+                   "the credit");
+        CHECK_EQ(wait_size(&stage.net, send), ONE);
+        WAIT_UNTIL(is_over(&stage.net, &receive), "the receive");
+        CHECK_BUFFER(&stage.to, ONE, i);
+    }
+    rnic_faults("");
+    close_sender(&stage);
+    close_receiver(&stage);
+    clear(&stage);
+}
+
 /* ---- two processes ------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 40 };
@@ -499,6 +647,66 @@ static void killed_when_asked(int version)
     hosts("1", "1", true);
 }
 
+/* Pieces of a part are under way on the rail that fails: the part goes nowhere before the receiver has stopped too. */
+static void sends_pieces(int version, int socket, void *argument)
+{
+    struct net net;
+    int receiver;
+    (void)argument;
+    setenv("SOFTRNIC_MAX_MSG_SZ", "512", 1);
+    int dev = fused(&net, version, 2, "1");
+    void *comm = dial(&net, dev, socket);
+    hear(socket, &receiver, sizeof receiver);
+    struct guarded from = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, from.data, LARGEST);
+    pattern_fill(from.data, LARGEST, 1);
+    hear_step(socket, 'r');
+    size_t mark = log_mark();
+    CHECK_EQ(kill(receiver, SIGSTOP), 0);
+    rnic_faults("device=softrnic1 op=write nth=20 -> drop");
+    void *send = isend(&net, comm, from.data, LARGEST, 0, mr);
+    bool done = false; /* while the other end's queue pair still takes what comes late */
+    WAIT_UNTIL((done |= is_done(&net, send, NULL), log_matches_since(mark, "are not used any more") > 0), "the rail to be given up");
+    for (int i = 0; i < 20000 && !done; i++) done = is_done(&net, send, NULL);
+    CHECK(!done);
+    CHECK_EQ(kill(receiver, SIGCONT), 0);
+    CHECK_EQ(wait_size(&net, send), LARGEST);
+    meet(socket, 'e');
+    CHECK_OK(net_dereg_mr(&net, comm, mr));
+    guarded_free(&from);
+    CHECK_OK(net_close_send(&net, comm));
+    net_stop(&net);
+}
+
+static void receives_pieces(int version, int socket, void *argument)
+{
+    struct net net;
+    int self = getpid();
+    (void)argument;
+    setenv("SOFTRNIC_MAX_MSG_SZ", "512", 1);
+    int dev = fused(&net, version, 2, "1");
+    void *comm = answer(&net, dev, socket);
+    tell(socket, &self, sizeof self);
+    struct guarded to = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, to.data, LARGEST);
+    guarded_reset(&to);
+    void *receive = irecv(&net, comm, to.data, LARGEST, 0, mr);
+    tell_step(socket, 'r');
+    CHECK_EQ(wait_size(&net, receive), LARGEST);
+    CHECK_BUFFER(&to, LARGEST, 1);
+    meet(socket, 'e');
+    CHECK_OK(net_dereg_mr(&net, comm, mr));
+    guarded_free(&to);
+    CHECK_OK(net_close_recv(&net, comm));
+    net_stop(&net);
+}
+
+static void pieces_wait(int version)
+{
+    (void)version;
+    run_two(12, (struct role){"sender", sends_pieces, false}, (struct role){"receiver", receives_pieces, false}, NULL);
+}
+
 const struct ffi_case ffi_cases[] = {
     ONCE(first_of_two),
     ONCE(second_of_two),
@@ -513,5 +721,10 @@ const struct ffi_case ffi_cases[] = {
     ONCE(nobody_at_home),
     ONCE(one_end_asks),
     ONCE(killed_when_asked),
+    ONCE(sender_closes_first),
+    ONCE(receiver_closes_first),
+    ONCE(flush_queue_pair),
+    ONCE(optional_receives),
+    ONCE(pieces_wait),
     {0},
 };

@@ -501,6 +501,11 @@ programs! {
             nobody_at_home,
             one_end_asks,
             killed_when_asked,
+            sender_closes_first,
+            receiver_closes_first,
+            flush_queue_pair,
+            optional_receives,
+            pieces_wait,
         ]
     }
     profiler {

@@ -37,7 +37,8 @@ fn seeds() -> Vec<Vec<u8>> {
         Message::Reply(end(2, 4)),
         Message::Refusal("no such listener".into()),
         Message::Ready,
-        Message::Bye,
+        Message::Bye(Vec::new()),
+        Message::Bye(vec![(3, 7)]),
         Message::Stopped(vec![(0, 1), (127, u32::MAX)]),
         Message::Failed("a work request failed".into()),
     ];

@@ -296,7 +296,7 @@ impl Connecting {
         );
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let failover = (settings.port_failover && end.failover)
-            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer))
+            .then(|| Failover::new(&mut parts.lanes, Box::default(), &self.gate, &peer))
             .flatten();
         let route = send::Route {
             failover: failover.clone(),

@@ -35,6 +35,8 @@ pub struct Policy {
     pub return_fatal: bool,
     /// How long a port may be down before its connections fail, in words.
     pub patience: String,
+    /// Connections with other rails go on over them.
+    pub failover: bool,
 }
 
 #[derive(Debug)]
@@ -248,7 +250,8 @@ impl Shared {
             self.forget(peer.channel.stream());
             // Best effort: a peer that is gone does not listen.
             peer.tell();
-            let _ = peer.channel.send(&Message::Bye);
+            let counts = peer.links.failover.as_ref().map(|failover| failover.close());
+            let _ = peer.channel.send(&Message::Bye(counts.unwrap_or_default()));
         }
         // The device may be closed by this drop, which is why it happens outside the lock.
         drop(gone);
@@ -335,7 +338,12 @@ impl PeerWatch {
         loop {
             match (self.channel.receive(), &self.links.failover) {
                 (Ok(None), _) => return Look::Well,
-                (Ok(Some(Message::Bye)), _) => return Look::Over(GateState::PeerClosed),
+                (Ok(Some(Message::Bye(lanes))), failover) => {
+                    if let Some(failover) = failover {
+                        failover.hear_last(&lanes);
+                    }
+                    return Look::Over(GateState::PeerClosed);
+                }
                 (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
                     failover.hear(&lanes);
                     self.tell();
@@ -365,7 +373,10 @@ impl PeerWatch {
                 {
                     return Look::Lost(e);
                 }
-                (Err(_), _) => return Look::Over(GateState::PeerGone),
+                (Err(e), _) => {
+                    tracing::info!("{e}");
+                    return Look::Over(GateState::PeerGone);
+                }
             }
         }
     }
@@ -385,7 +396,7 @@ impl User {
     /// A queue failed: the other rails go on, or nothing does.
     fn queue_failed(&self, queue: usize, code: u8, name: &str) {
         let others = (name == "QP_FATAL").then_some(self.links.failover.as_ref()).flatten();
-        if others.and_then(|failover| failover.stop_queue(queue, name)) != Some(true) {
+        if !others.is_some_and(|failover| failover.stop_queue(queue, name)) {
             self.gate.report(GateState::QueueFailed(code));
         }
     }
@@ -415,7 +426,8 @@ impl DeviceWatch {
                 }
                 Scope::Port(port) if event.name() == "PORT_ERR" => tracing::warn!(
                     "{name}:{port}: IBV_EVENT_PORT_ERR: the port is down. Its connections go on if it comes back, and \
-                     fail when nothing was acknowledged in {}",
+                     {} when nothing was acknowledged in {}",
+                    if policy.failover { "over other rails or fail" } else { "fail" },
                     policy.patience
                 ),
                 Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Gate, GateState};
 use crate::verbs::cq::status_name;
 use crate::verbs::qp::Fuse;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +36,10 @@ pub struct Failover {
     mail: Arc<Mail>,
     /// For messages.
     peer: String,
+    /// Queue pairs of flushes, as events call them, with their rails.
+    flushes: Box<[(usize, usize)]>,
+    /// The other end closed.
+    closed: AtomicBool,
 }
 
 /// One lane.
@@ -98,7 +102,12 @@ pub(super) fn ahead(ours: u32, theirs: u32, waiting: usize) -> Result<usize> {
 
 impl Failover {
     /// Of an end with these lanes; `None` where they join one pair of rails only.
-    pub(super) fn new(lanes: &mut [Lane], gate: &Gate, peer: &Peer) -> Option<Arc<Self>> {
+    pub(super) fn new(
+        lanes: &mut [Lane],
+        flushes: Box<[(usize, usize)]>,
+        gate: &Gate,
+        peer: &Peer,
+    ) -> Option<Arc<Self>> {
         let ways: Box<[_]> = lanes
             .iter_mut()
             .map(|lane| Way {
@@ -112,7 +121,15 @@ impl Failover {
         let told = Told { theirs: vec![None; ways.len()].into(), why: None };
         ways.iter().any(|way| way.rails != first).then(|| {
             let (told, mail) = (Mutex::new(told), Arc::clone(&peer.mail));
-            Arc::new(Self { lanes: ways, told, gate: gate.clone(), mail, peer: peer.to_string() })
+            Arc::new(Self {
+                lanes: ways,
+                told,
+                gate: gate.clone(),
+                mail,
+                peer: peer.to_string(),
+                flushes,
+                closed: AtomicBool::new(false),
+            })
         })
     }
 
@@ -172,14 +189,21 @@ impl Failover {
         self.stop_all(|way| way.rails.0 == rail, why)
     }
 
-    /// Stops the lanes that are like the one whose queue pair the device reported. `None`: it is not of a lane.
-    pub(super) fn stop_queue(&self, queue: usize, event: &str) -> Option<bool> {
-        let lane = self.lanes.iter().position(|way| way.queue == queue)?;
-        let stopped = self.stop_like(lane, || format!("{}: IBV_EVENT_{event}", self.peer));
+    /// Stops the lanes that are like the one whose queue pair the device reported, or those of the rail that it flushes.
+    /// `false`: it is of neither kind, or no lane would be left.
+    pub(super) fn stop_queue(&self, queue: usize, event: &str) -> bool {
+        let why = || format!("{}: IBV_EVENT_{event}", self.peer);
+        let lane = self.lanes.iter().position(|way| way.queue == queue);
+        let rail = self.flushes.iter().find(|(known, _)| *known == queue).map(|(_, rail)| *rail);
+        let stopped = match (lane, rail) {
+            (Some(lane), _) => self.stop_like(lane, why),
+            (None, Some(rail)) => self.stop_rail(rail, why),
+            (None, None) => false,
+        };
         if stopped {
             self.gate.report(GateState::Rerouted);
         }
-        Some(stopped)
+        stopped
     }
 
     fn stop_all(&self, which: impl Fn(&Way) -> bool, why: impl FnOnce() -> String) -> bool {
@@ -202,6 +226,16 @@ impl Failover {
 
     /// Stops lanes and tells the other end; how many were not stopped before.
     fn stop(&self, lanes: impl Iterator<Item = usize>) -> usize {
+        let stopped = self.freeze(lanes);
+        let count = stopped.len();
+        if count > 0 {
+            self.mail.post(Message::Stopped(stopped));
+        }
+        count
+    }
+
+    /// Stops lanes; those that were not before, with their counts.
+    fn freeze(&self, lanes: impl Iterator<Item = usize>) -> Vec<(u8, u32)> {
         let mut stopped = Vec::new();
         for lane in lanes {
             let way = &self.lanes[lane];
@@ -215,21 +249,43 @@ impl Failover {
             }
             stopped.push((lane as u8, before));
         }
-        let count = stopped.len();
-        if count > 0 {
-            self.mail.post(Message::Stopped(stopped));
+        stopped
+    }
+
+    /// What this end counted on each lane, which is final: it closes.
+    pub(super) fn close(&self) -> Vec<(u8, u32)> {
+        self.freeze(0..self.lanes.len());
+        (0..self.lanes.len()).map(|lane| (lane as u8, self.counted(lane))).collect()
+    }
+
+    /// The other end closed and told its counts: what both ends counted together is all that will ever be delivered.
+    /// Called by the event thread.
+    pub(super) fn hear_last(&self, lanes: &[(u8, u32)]) {
+        self.closed.store(true, Ordering::Release);
+        self.note(lanes);
+        self.freeze(0..self.lanes.len());
+    }
+
+    /// Whether the other end closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Takes note of what the other end counted.
+    fn note(&self, lanes: &[(u8, u32)]) {
+        let mut told = self.told();
+        for (lane, count) in lanes {
+            if let Some(theirs) = told.theirs.get_mut(usize::from(*lane)) {
+                theirs.get_or_insert(*count & !STOPPED);
+            }
         }
-        count
     }
 
     /// Takes note of what the other end stopped, and does the same. Called by the event thread.
     pub(super) fn hear(&self, lanes: &[(u8, u32)]) {
-        let known = lanes.iter().map(|(lane, count)| (usize::from(*lane), *count & !STOPPED));
-        let known = known.filter(|(lane, _)| *lane < self.lanes.len());
-        for (lane, count) in known.clone() {
-            self.told().theirs[lane].get_or_insert(count);
-        }
-        let stopped = self.stop(known.map(|(lane, _)| lane));
+        self.note(lanes);
+        let known = lanes.iter().map(|(lane, _)| usize::from(*lane));
+        let stopped = self.stop(known.filter(|lane| *lane < self.lanes.len()));
         if stopped > 0 {
             let why = format!("{}: the peer gave up a rail", self.peer);
             tracing::warn!(

@@ -323,7 +323,10 @@ impl Listener {
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
         let failover = (self.transport.settings.port_failover && hello.failover)
-            .then(|| Failover::new(&mut parts.lanes, &self.gate, &peer))
+            .then(|| {
+                let flushes = flush.iter().map(|f| (f.lane.qp().identity(), f.lane.rail)).collect();
+                Failover::new(&mut parts.lanes, flushes, &self.gate, &peer)
+            })
             .flatten();
         let route = recv::Route {
             depth,

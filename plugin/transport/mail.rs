@@ -6,6 +6,9 @@ use super::wire::Message;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+/// Bytes of a reason that are kept.
+const LONGEST: usize = 1024;
+
 /// The messages of one connection. Empty until it is watched and again after each look of the event thread.
 #[derive(Default)]
 pub struct Mail {
@@ -45,7 +48,9 @@ impl Mail {
     }
 
     /// The other end failed, and said why. The first reason stays.
-    pub(super) fn set_reason(&self, reason: String) {
+    pub(super) fn set_reason(&self, mut reason: String) {
+        let end = (0..=LONGEST.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+        reason.truncate(end.unwrap_or(0));
         let _ = self.reason.set(reason);
     }
 

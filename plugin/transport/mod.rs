@@ -110,6 +110,7 @@ impl Transport {
         let events = Events::new(events::Policy {
             return_fatal: settings.return_async_events,
             patience: failures.patience(),
+            failover: settings.port_failover,
         });
         let machine = Machine::from_settings(&settings);
         let transport = Arc::new(Self {

@@ -245,8 +245,8 @@ pub enum Message {
     Refusal(String),
     /// Connector → listener: the sender can receive credits.
     Ready,
-    /// Either way: this end closed its communicator in order.
-    Bye,
+    /// Either way: this end closed its communicator in order. With what it counted on each lane, where it counts.
+    Bye(Vec<(u8, u32)>),
     /// Either way: this end takes nothing more from these lanes. With each the number of parts whose ends it has counted
     /// there.
     Stopped(Vec<(u8, u32)>),
@@ -273,14 +273,13 @@ impl Message {
                 3
             }
             Self::Ready => 4,
-            Self::Bye => 5,
-            Self::Stopped(lanes) => {
+            Self::Bye(lanes) | Self::Stopped(lanes) => {
                 body.u8(lanes.len().min(MAX_PARTS) as u8);
                 for (lane, count) in &lanes[..lanes.len().min(MAX_PARTS)] {
                     body.u8(*lane);
                     body.u32(*count);
                 }
-                6
+                if matches!(self, Self::Bye(_)) { 5 } else { 6 }
             }
             Self::Failed(text) => {
                 body.text(text, 1024);
@@ -332,11 +331,8 @@ impl Message {
             2 => Self::Reply(r.end()?),
             3 => Self::Refusal(r.text()?),
             4 => Self::Ready,
-            5 => Self::Bye,
-            6 => {
-                let count = r.u8()?;
-                Self::Stopped((0..count).map(|_| Ok((r.u8()?, r.u32()?))).collect::<Result<_>>()?)
-            }
+            5 => Self::Bye(r.counts()?),
+            6 => Self::Stopped(r.counts()?),
             7 => Self::Failed(r.text()?),
             _ => return Err(Error::remote(format!("a message of unknown kind {kind}"))),
         };
@@ -408,6 +404,11 @@ impl Writer {
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
+    fn counts(&mut self) -> Result<Vec<(u8, u32)>> {
+        let count = self.u8()?;
+        (0..count).map(|_| Ok((self.u8()?, self.u32()?))).collect()
+    }
+
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (head, tail) = self
             .0

@@ -130,7 +130,9 @@ impl RecvComm {
         if !waiting {
             reroute.since = None;
         }
-        if !left || (waiting && !patience) {
+        // What the other end counted when it closed may be all that is missing.
+        let closed = reroute.shared.is_closed();
+        if (!left && !closed) || (waiting && !patience) {
             let error = given_up(&self.peer, &reroute.shared.why(), left);
             return Err(self.fail(error));
         }

@@ -291,8 +291,14 @@ impl SendComm {
         while cursor.part < end {
             let mut index = (self.forming.first + cursor.part as usize) % lanes;
             if let Some(reroute) = &self.reroute {
+                let before = (cursor.member != 0 || cursor.offset != 0).then_some(cursor.lane);
                 let Some(lane) = reroute.lane(cursor, index) else { break };
                 index = lane;
+                // The event of pieces that were left behind has no other end.
+                let left = before.filter(|before| *before != lane);
+                if let (Some(left), Some(profile)) = (left, &mut self.profile) {
+                    profile.stop(slot, left);
+                }
             }
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
                 if self.copied_bytes - copied >= AT_ONCE {

@@ -58,13 +58,19 @@ impl Reroute {
         self.busy = true;
     }
 
-    /// The lane for a part that would go on `nominal`; `cursor` says how far it is. `None`: none is left.
+    /// The lane for a part that would go on `nominal`; `cursor` says how far it is. `None`: none now. A part of which
+    /// pieces are on a lane that was stopped begins anew, and not before both ends have told: until then they may still
+    /// arrive, and its receive must not be complete by then.
     pub(super) fn lane(&self, cursor: &mut Cursor, nominal: usize) -> Option<usize> {
         let begins = cursor.member == 0 && cursor.offset == 0;
-        if begins || self.shared.is_stopped(cursor.lane) {
-            (cursor.member, cursor.offset) = (0, 0);
-            cursor.lane = self.shared.pick(nominal)?;
+        if !begins && !self.shared.is_stopped(cursor.lane) {
+            return Some(cursor.lane);
         }
+        if !begins && !self.resolved[cursor.lane] {
+            return None;
+        }
+        (cursor.member, cursor.offset) = (0, 0);
+        cursor.lane = self.shared.pick(nominal)?;
         Some(cursor.lane)
     }
 
@@ -146,12 +152,17 @@ impl SendComm {
         if !waiting {
             reroute.since = None;
         }
-        if !left || (waiting && !patience) {
+        // What the other end counted when it closed may be all that is missing.
+        let closed = reroute.shared.is_closed();
+        if (!left && !closed) || (waiting && !patience) {
             let error = given_up(&self.peer, &reroute.shared.why(), left);
             return Err(self.fail(error));
         }
         for (lane, theirs) in &done {
             self.resolve(*lane, *theirs)?;
+        }
+        if self.forming.cursor.is_some() {
+            self.advance()?;
         }
         self.send_again()?;
         if let Some(reroute) = &mut self.reroute {

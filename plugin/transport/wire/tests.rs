@@ -53,7 +53,7 @@ fn message() -> impl Strategy<Value = Message> {
         end().prop_map(Message::Reply),
         "[ -~]{0,200}".prop_map(Message::Refusal),
         Just(Message::Ready),
-        Just(Message::Bye),
+        vec(any::<(u8, u32)>(), 0..=MAX_PARTS).prop_map(Message::Bye),
         vec(any::<(u8, u32)>(), 0..=MAX_PARTS).prop_map(Message::Stopped),
         "[ -~]{0,200}".prop_map(Message::Failed),
     ]
