@@ -8,12 +8,12 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::notice::{Notice, Origin, Topic};
+use crate::host::plain;
 
 /// No configuration file is longer; a device file must not be read for ever.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -90,23 +90,24 @@ pub fn merge(
     variables
 }
 
-/// Reads at most [`MAX_FILE_BYTES`] of a file.
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+/// The beginning of a process's first environment, as much as files may hold.
+fn first_environment(path: &Path) -> Vec<u8> {
     let mut text = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
-    Ok(text)
+    let read = plain::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut text));
+    // Without it, values are not known to come from a file.
+    if read.is_ok() { text } else { Vec::new() }
 }
 
 /// The variables of this process and its configuration files. A file that does not exist is normal
 /// unless `NCCL_CONF_FILE` names it.
 pub fn of_process() -> (Vec<Variable>, Vec<Notice>) {
-    let started_with = read_bounded(Path::new("/proc/self/environ")).unwrap_or_default();
+    let started_with = first_environment(Path::new("/proc/self/environ"));
     gather(std::env::vars_os().collect(), &started_with, Path::new("/"))
 }
 
 /// The same of a process whose files were captured below `root`: its environment is in `proc/self/environ` there.
 pub fn of_tree(root: &Path) -> (Vec<Variable>, Vec<Notice>) {
-    let started_with = read_bounded(&root.join("proc/self/environ")).unwrap_or_default();
+    let started_with = first_environment(&root.join("proc/self/environ"));
     let environment = assignments(&started_with).map(|(name, value)| (name.into(), value.into()));
     gather(environment.collect(), &started_with, root)
 }
@@ -138,7 +139,7 @@ fn gather(
         user.map(|path| (path, asked)).into_iter().chain([(PathBuf::from(SYSTEM_FILE), false)])
     {
         let place = path.strip_prefix("/").map_or_else(|_| path.clone(), |below| root.join(below));
-        match read_bounded(&place) {
+        match plain::read(&place, MAX_FILE_BYTES) {
             Ok(text) => files.push((path, text)),
             Err(error) if !asked && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => notices.push(Notice {

@@ -23,6 +23,7 @@ pub mod pagemap;
 pub mod pci;
 pub mod pkey;
 pub mod placement;
+pub mod plain;
 pub mod process;
 pub mod procfs;
 pub mod smaps;

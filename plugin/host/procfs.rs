@@ -2,10 +2,11 @@
 //!
 //! The root is a value, as with [`super::sysfs`]: tests and `PINRAIL_PROC` point it at plain files.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::plain;
 use crate::config::Settings;
 
 /// Where procfs is mounted.
@@ -61,7 +62,7 @@ impl Proc {
 /// The text of a file, at most [`LONGEST`] bytes of it; `None` where it cannot be read.
 pub(super) fn text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    plain::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
     // Names of mapped files and of processes need not be UTF-8.
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -75,7 +76,7 @@ mod tests {
     fn a_captured_tree_may_hold_anything() {
         let tree = Tree::new(&[("short", "text")]);
         tree.write("damaged", &[b'a', 0xff, b'b']);
-        let file = File::create(tree.root().join("huge")).unwrap();
+        let file = fs::File::create(tree.root().join("huge")).unwrap();
         file.set_len(LONGEST + (1 << 30)).unwrap();
         let proc = Proc::at(tree.root());
         assert_eq!(proc.text("short").as_deref(), Some("text"));

@@ -12,6 +12,8 @@ use std::path::{Component, Path, PathBuf};
 use rustix::io::Errno;
 
 use super::gid::{GidEntry, NetDev};
+use super::plain;
+use super::procfs::text;
 use crate::config::Settings;
 
 /// Where sysfs is mounted.
@@ -83,12 +85,12 @@ impl Sysfs {
 
     /// The text of a file of a device, without surrounding blanks.
     pub fn device_text(&self, device: &str, file: &str) -> Option<String> {
-        Some(super::procfs::text(&self.device_file(device, file))?.trim().to_owned())
+        Some(text(&self.device_file(device, file))?.trim().to_owned())
     }
 
     /// The text of a file of a network interface, without surrounding blanks.
     pub fn netdev_text(&self, interface: &str, file: &str) -> Option<String> {
-        Some(super::procfs::text(&self.path("class/net", interface, file))?.trim().to_owned())
+        Some(text(&self.path("class/net", interface, file))?.trim().to_owned())
     }
 
     /// The partition keys of a port with their indices, those that cannot be read left out.
@@ -123,7 +125,7 @@ impl Sysfs {
 
     /// The NUMA node a device is attached to.
     pub fn numa_node(&self, device: &str) -> Option<u32> {
-        let text = fs::read_to_string(self.device_file(device, "device/numa_node")).ok()?;
+        let text = text(&self.device_file(device, "device/numa_node"))?;
         text.trim().parse().ok()
     }
 
@@ -151,7 +153,7 @@ impl Sysfs {
     /// Links behind a network interface: those of the bond that it is, or that it is a VLAN of; else 1.
     pub fn links(&self, netdev: &str) -> u8 {
         let links = |name: &str| {
-            let text = fs::read_to_string(self.path("class/net", name, "bonding/slaves")).ok()?;
+            let text = text(&self.path("class/net", name, "bonding/slaves"))?;
             u8::try_from(text.split_whitespace().count()).ok().filter(|links| *links > 0)
         };
         let below = || {
@@ -169,7 +171,7 @@ impl Sysfs {
         index: u32,
     ) -> io::Result<Option<String>> {
         let rest = format!("ports/{port}/gid_attrs/{attribute}/{index}");
-        match fs::read(self.device_file(device, &rest)) {
+        match plain::read(&self.device_file(device, &rest), 1 << 16) {
             Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim().to_owned())),
             Err(error) if is_empty_slot(&error) => Ok(None),
             Err(error) => Err(error),
@@ -200,7 +202,7 @@ impl Sysfs {
     /// The GID in a slot; `None` where the slot cannot be read.
     pub fn gid(&self, device: &str, port: u8, index: u32) -> Option<[u8; 16]> {
         let rest = format!("ports/{port}/gids/{index}");
-        let text = fs::read_to_string(self.device_file(device, &rest)).ok()?;
+        let text = text(&self.device_file(device, &rest))?;
         text.trim().parse::<Ipv6Addr>().ok().map(|gid| gid.octets())
     }
 

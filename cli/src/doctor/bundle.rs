@@ -6,6 +6,7 @@
 use super::machine::{Machine, names, read};
 use super::verbs;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -91,8 +92,27 @@ const VARIABLES: [&str; 8] = [
     "LD_LIBRARY_PATH",
 ];
 /// Words in a name that say that its value is nobody else's business.
-const SECRETS: [&str; 8] =
-    ["KEY", "TOKEN", "SECRET", "PASS", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"];
+const SECRETS: [&str; 19] = [
+    "KEY",
+    "KEYS",
+    "APIKEY",
+    "TOKEN",
+    "TOKENS",
+    "SECRET",
+    "SECRETS",
+    "PASS",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "PWD",
+    "PIN",
+    "PKI",
+    "CRED",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "AUTH",
+    "BEARER",
+];
 /// Parameters of the kernel that are kept.
 const PARAMETERS: [&str; 14] = [
     "cma",
@@ -136,7 +156,7 @@ pub fn write(path: &Path, machine: &Machine, report: &str) -> io::Result<()> {
     bundle.procfs();
     bundle.configuration();
     bundle.libraries();
-    bundle.text("pinrail/report.json", report.as_bytes().to_vec());
+    bundle.text("pinrail/report.json", without_secrets(report, machine.variables()).into_bytes());
     if let Some(facts) = &machine.verbs {
         bundle.text(verbs::FILE, format!("{:#}\n", facts.document()).into_bytes());
     }
@@ -159,11 +179,36 @@ pub fn write(path: &Path, machine: &Machine, report: &str) -> io::Result<()> {
     archive.into_inner()?.sync_all()
 }
 
+/// Whether a variable's name says that its value is nobody else's business.
+fn is_secret(name: &str) -> bool {
+    name.split('_').any(|word| SECRETS.contains(&word.to_ascii_uppercase().as_str()))
+}
+
 /// Whether a variable may be kept.
 fn is_kept(name: &[u8]) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
-    let secret = name.split('_').any(|word| SECRETS.contains(&word.to_ascii_uppercase().as_str()));
-    VARIABLES.iter().any(|begin| name.starts_with(begin)) && !secret
+    VARIABLES.iter().any(|begin| name.starts_with(begin)) && !is_secret(name)
+}
+
+/// A report without the values of secret variables, which it may tell because their names are unknown, and without the
+/// name of the home folder.
+fn without_secrets(report: &str, variables: &[(OsString, OsString)]) -> String {
+    let quoted = |text: &str| {
+        let quoted = serde_json::Value::from(text).to_string();
+        quoted[1..quoted.len() - 1].to_owned()
+    };
+    let mut report = report.to_owned();
+    for (name, value) in variables {
+        let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
+        if is_secret(&name) && !value.is_empty() {
+            let told = format!("{}={}", quoted(&name), quoted(&value));
+            report = report.replace(&told, &format!("{}=(left out)", quoted(&name)));
+        }
+        if name == "HOME" && value.len() > 1 {
+            report = report.replace(&quoted(&value), HOME);
+        }
+    }
+    report
 }
 
 /// Every path that a pattern stands for, below a folder.
@@ -361,7 +406,7 @@ impl Bundle<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_kept;
+    use super::{is_kept, without_secrets};
 
     #[test]
     fn secrets_are_told_by_their_names() {
@@ -374,5 +419,22 @@ mod tests {
             assert!(!is_kept(left.as_bytes()), "{left}");
         }
         assert!(!is_kept(b"NCCL_\xff"));
+    }
+
+    #[test]
+    fn a_report_tells_neither_secrets_nor_the_home_folder() {
+        let variables = [
+            ("NCCL_IB_PASSWD", "hunter\"3"),
+            ("PINRAIL_TOKEN", "hunter2"),
+            ("NCCL_IB_HCA", "mlx5"),
+            ("HOME", "/u/alice"),
+        ];
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        let evidence = "NCCL_IB_PASSWD=hunter\"3, PINRAIL_TOKEN=hunter2, NCCL_IB_HCA=mlx5, /u/alice/.nccl.conf";
+        let report = serde_json::json!({ "evidence": evidence }).to_string();
+        let left = serde_json::json!({ "evidence": "NCCL_IB_PASSWD=(left out), PINRAIL_TOKEN=(left out), \
+            NCCL_IB_HCA=mlx5, /home/.nccl.conf" });
+        assert_eq!(without_secrets(&report, &variables), left.to_string());
     }
 }

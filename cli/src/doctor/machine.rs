@@ -3,10 +3,11 @@
 use super::verbs::VerbsFacts;
 use nccl_net_pinrail::config::{Notice, Settings};
 use nccl_net_pinrail::host::container::Container;
+use nccl_net_pinrail::host::plain;
 use nccl_net_pinrail::host::procfs::Proc;
 use nccl_net_pinrail::host::sysfs::Sysfs;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -141,7 +142,7 @@ impl Machine {
 /// The bytes of a file; `None` where it cannot be read.
 pub fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    plain::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
