@@ -116,9 +116,11 @@ impl<'a> Finding<'a> {
             .inventory()
             .map_or_else(Vec::new, |inventory| inventory.records.iter().collect());
         let mappings = &target.smaps.mappings;
-        let withheld: Vec<_> = (0..mappings.len())
-            .filter(|index| mappings[*index].flags.has(VmFlags::DONTCOPY))
-            .map(|index| Withheld::of(&target.smaps, index, &records))
+        let withheld: Vec<_> = mappings
+            .iter()
+            .zip(Origin::of_all(&target.smaps))
+            .filter(|(mapping, _)| mapping.flags.has(VmFlags::DONTCOPY))
+            .map(|(mapping, origin)| Withheld::of(mapping, origin, &records))
             .collect();
         let wiped = mappings
             .iter()
@@ -164,8 +166,7 @@ fn is_device(mapping: &Mapping) -> bool {
 }
 
 impl<'a> Withheld<'a> {
-    fn of(smaps: &'a Smaps, index: usize, records: &[&'a Record]) -> Self {
-        let mapping = &smaps.mappings[index];
+    fn of(mapping: &'a Mapping, origin: Option<Origin>, records: &[&'a Record]) -> Self {
         let whole = &mapping.range;
         let page = page(mapping);
         let records: Vec<&Record> = records
@@ -199,29 +200,23 @@ impl<'a> Withheld<'a> {
             whole,
             of_kind(true).map(|r| r.range.clone()).chain(of_kind(false).map(|r| r.asked.clone())),
         );
-        let origin = Origin::of(smaps, index);
         Self { mapping, owner, records, origin, asked, explained }
     }
 }
 
 impl Origin {
-    /// What the mapping was one with before the advice about forks cut it out: neighbours without a gap that are alike
-    /// in everything else.
-    fn of(smaps: &Smaps, index: usize) -> Option<Self> {
-        let all = &smaps.mappings;
-        let (mut first, mut last) = (index, index);
-        while first > 0 && alike(&all[first - 1], &all[first]) {
-            first -= 1;
-        }
-        while last + 1 < all.len() && alike(&all[last], &all[last + 1]) {
-            last += 1;
-        }
-        if first == last {
-            return None;
-        }
-        let names = all[first..=last].iter().map(|mapping| &mapping.path);
-        let name = names.into_iter().find(|name| !name.is_empty()).cloned().unwrap_or_default();
-        Some(Self { name, range: all[first].range.start..all[last].range.end })
+    /// For each mapping what it was one with before the advice about forks cut it out: neighbours without a gap that are
+    /// alike in everything else. There may be very many, so each run of them is looked at once.
+    fn of_all(smaps: &Smaps) -> Vec<Option<Self>> {
+        let runs = smaps.mappings.chunk_by(alike);
+        runs.flat_map(|run| std::iter::repeat_n(Self::of_run(run), run.len())).collect()
+    }
+
+    fn of_run(run: &[Mapping]) -> Option<Self> {
+        let [first, .., last] = run else { return None };
+        let name = run.iter().map(|mapping| &mapping.path).find(|name| !name.is_empty());
+        let range = first.range.start..last.range.end;
+        Some(Self { name: name.cloned().unwrap_or_default(), range })
     }
 }
 
