@@ -1,6 +1,6 @@
 //! Reading files that a user named or that a captured tree holds: they may be anything.
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, open as open_file};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open as open_file};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -10,12 +10,25 @@ use std::path::Path;
 /// # Errors
 /// It cannot be opened, or it is something else.
 pub fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(open_with(path, OFlags::empty())?.0)
+}
+
+/// The same where anybody may have put it: a link is not followed. With what the file system says about it.
+///
+/// # Errors
+/// As [`open`], and a link.
+pub fn open_unfollowed(path: &Path) -> io::Result<(File, Stat)> {
+    open_with(path, OFlags::NOFOLLOW)
+}
+
+fn open_with(path: &Path, more: OFlags) -> io::Result<(File, Stat)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
     let file = open_file(path, flags, Mode::empty())?;
-    if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
+    let stat = fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no plain file"));
     }
-    Ok(File::from(file))
+    Ok((File::from(file), stat))
 }
 
 /// Reads a plain file of at most `most` bytes.

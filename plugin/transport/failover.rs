@@ -19,10 +19,10 @@ use crate::verbs::cq::status_name;
 use crate::verbs::qp::Fuse;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the other end may take to tell its count.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// In the word of a lane: it was stopped, and the count stays.
 const STOPPED: u32 = 1 << 31;
@@ -73,7 +73,7 @@ pub(super) fn failed_by(peer: &Peer, lane: usize, status: u32) -> String {
 }
 
 /// What ends a connection that rails have failed. `left`: some go on.
-pub(super) fn given_up(peer: &Peer, why: &str, left: bool) -> Error {
+fn given_up(peer: &Peer, why: &str, left: bool) -> Error {
     Error::remote(if left {
         format!("{why}; the other end did not tell in {PATIENCE:?} what it has received")
     } else {
@@ -295,6 +295,59 @@ impl Failover {
             self.told().why.get_or_insert(why);
         }
         self.gate.report(GateState::Rerouted);
+    }
+}
+
+/// What the thread that moves data has still to settle about lanes that were stopped.
+#[derive(Debug)]
+pub(super) struct Settling {
+    settled: Box<[bool]>,
+    /// Lanes may have been stopped.
+    pub(super) busy: bool,
+    since: Option<Instant>,
+}
+
+impl Settling {
+    pub(super) fn new(lanes: usize) -> Self {
+        Self { settled: vec![false; lanes].into(), busy: false, since: None }
+    }
+
+    /// Whether it is decided what of a lane was delivered.
+    pub(super) fn is_settled(&self, lane: usize) -> bool {
+        self.settled[lane]
+    }
+
+    /// The lanes that can be settled now, with the other end's counts, and whether others are waited for: it has to tell,
+    /// and here a lane must be quiet.
+    ///
+    /// # Errors
+    /// No lane is left, or it took too long.
+    pub(super) fn look(
+        &mut self,
+        shared: &Failover,
+        peer: &Peer,
+        is_quiet: impl Fn(usize) -> bool,
+    ) -> Result<(Vec<(usize, u32)>, bool)> {
+        let open =
+            (0..self.settled.len()).filter(|lane| !self.settled[*lane] && shared.is_stopped(*lane));
+        let (mut now, mut waiting) = (Vec::new(), false);
+        for lane in open {
+            match shared.theirs(lane).filter(|_| is_quiet(lane)) {
+                Some(theirs) => now.push((lane, theirs)),
+                None => waiting = true,
+            }
+        }
+        let patience = self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        if !waiting {
+            self.since = None;
+        }
+        let left = shared.pick(0).is_some();
+        // What the other end counted when it closed may be all that is missing.
+        if (!left && !shared.is_closed()) || (waiting && !patience) {
+            return Err(given_up(peer, &shared.why(), left));
+        }
+        now.iter().for_each(|(lane, _)| self.settled[*lane] = true);
+        Ok((now, waiting))
     }
 }
 

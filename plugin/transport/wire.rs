@@ -273,13 +273,13 @@ impl Message {
                 3
             }
             Self::Ready => 4,
-            Self::Bye(lanes) | Self::Stopped(lanes) => {
-                body.u8(lanes.len().min(MAX_PARTS) as u8);
-                for (lane, count) in &lanes[..lanes.len().min(MAX_PARTS)] {
-                    body.u8(*lane);
-                    body.u32(*count);
-                }
-                if matches!(self, Self::Bye(_)) { 5 } else { 6 }
+            Self::Bye(lanes) => {
+                body.counts(lanes);
+                5
+            }
+            Self::Stopped(lanes) => {
+                body.counts(lanes);
+                6
             }
             Self::Failed(text) => {
                 body.text(text, 1024);
@@ -350,6 +350,15 @@ impl Message {
 struct Writer(Vec<u8>);
 
 impl Writer {
+    fn counts(&mut self, lanes: &[(u8, u32)]) {
+        let lanes = &lanes[..lanes.len().min(MAX_PARTS)];
+        self.u8(lanes.len() as u8);
+        for (lane, count) in lanes {
+            self.u8(*lane);
+            self.u32(*count);
+        }
+    }
+
     fn bytes(&mut self, b: &[u8]) {
         self.0.extend_from_slice(b);
     }

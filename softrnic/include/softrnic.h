@@ -95,9 +95,6 @@ int softrnic_fault_add(const char *rules);
 uint64_t softrnic_fault_fired(unsigned rule);
 uint64_t softrnic_fault_matched(unsigned rule);
 
-/* Changes an entry of a port's GID table to these 16 bytes, with GID_CHANGE. */
-int softrnic_gid(const char *device, int port, int index, const void *gid);
-
 /* Lets a device die: DEVICE_FATAL, ports down, QPs in the error state, and EIO from calls that make, register or connect
  * something, until all devices of the process are closed. */
 int softrnic_device_fatal(const char *device);

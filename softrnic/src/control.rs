@@ -153,11 +153,6 @@ pub fn set_port(device: usize, port: u8, up: bool) -> Result<(), i32> {
     Ok(())
 }
 
-/// Changes an entry of a GID table and raises the event.
-pub fn set_gid(device: usize, port: u8, index: u8, gid: Gid) -> Result<(), i32> {
-    inject::gid(open_device(device)?.own(), device, port, index, gid)
-}
-
 /// Lets a device of this process die.
 pub fn device_fatal(device: usize) -> Result<(), i32> {
     let process = open_device(device)?;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::verbs::*;
 use softrnic::abi::*;
-use softrnic::capi::control::softrnic_port;
+use softrnic::capi::control::{softrnic_port, softrnic_set_gid};
 use softrnic::capi::devices::{ibv_query_gid, ibv_query_port};
 use softrnic::capi::faults::*;
 
@@ -291,12 +291,13 @@ fn a_gid_changes_for_queries_and_new_connections() {
     q.b.connect_to(q.a.num());
     assert_eq!(q.write(8), WC_RETRY_EXC_ERR, "the old address leads nowhere");
     assert_eq!(Pair::new().write(8), WC_SUCCESS);
-    // SAFETY: a NUL-terminated string and 16 bytes.
-    assert_eq!(unsafe { softrnic_gid(c"softrnic0".as_ptr(), 1, 0, &raw const old) }, 0);
+    let set_gid = |index| {
+        // SAFETY: NUL-terminated strings.
+        unsafe { softrnic_set_gid(c"softrnic0".as_ptr(), 1, index, c"192.168.77.1".as_ptr()) }
+    };
+    assert_eq!(set_gid(0), 0);
     assert_eq!(gid(&p), old);
-    // SAFETY: as above.
-    let refused = unsafe { softrnic_gid(c"softrnic0".as_ptr(), 1, 15, &raw const old) };
-    assert_eq!(refused, libc::EINVAL, "no such entry");
+    assert_eq!(set_gid(15), libc::EINVAL, "no such entry");
 }
 
 #[test]

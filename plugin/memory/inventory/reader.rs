@@ -2,6 +2,7 @@
 
 use super::layout::{self, HEADER, LARGEST, RECORD, Record, Slot};
 use super::stale;
+use crate::host::plain;
 use crate::host::process::inner_pid;
 use crate::host::procfs::Proc;
 use crate::host::smaps::{Mapping, Smaps};
@@ -45,7 +46,7 @@ impl Inventory {
         };
         let path = PathBuf::from(&mapping.path);
         let wrong = |reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
-        let open = |path: &Path| match stale::open_plain(path) {
+        let open = |path: &Path| match plain::open_unfollowed(path) {
             Ok((file, stat)) if stat.st_ino == mapping.inode => Ok(file),
             Ok(_) => Err("another file has taken its place".to_owned()),
             Err(e) => Err(e.to_string()),

@@ -1,10 +1,10 @@
 //! Files that processes left behind which did not end as they should.
 
 use super::layout::{self, HEADER, Refused};
+use crate::host::plain::open_unfollowed;
 use crate::host::process::{ProcessId, Stat};
 use crate::host::procfs::Proc;
-use rustix::fs::{FileType, Mode, OFlags, fstat, open, unlink};
-use std::fs::File;
+use rustix::fs::unlink;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -21,17 +21,6 @@ pub fn pid(name: &str) -> Option<u32> {
     (self::name(pid) == name).then_some(pid)
 }
 
-/// Opens a file that anybody may have made: only a plain one, and it neither waits nor follows.
-pub(super) fn open_plain(path: &Path) -> std::io::Result<(File, rustix::fs::Stat)> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::empty())?;
-    let stat = fstat(&file)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(std::io::Error::other("it is no plain file"));
-    }
-    Ok((File::from(file), stat))
-}
-
 /// Removes the files of this user's dead processes from a folder; returns what was removed. What belongs to another
 /// user, another PID namespace or to nobody who can be found stays.
 pub fn sweep(folder: &Path, me: &ProcessId) -> Vec<PathBuf> {
@@ -45,7 +34,7 @@ pub fn sweep(folder: &Path, me: &ProcessId) -> Vec<PathBuf> {
 }
 
 fn is_stale(path: &Path, me: &ProcessId) -> bool {
-    let Ok((file, stat)) = open_plain(path) else { return false };
+    let Ok((file, stat)) = open_unfollowed(path) else { return false };
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return false;
     }

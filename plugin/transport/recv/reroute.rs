@@ -3,21 +3,18 @@
 use super::{RecvComm, SLOTS};
 use crate::error::Fault;
 use crate::transport::comm::Ending;
-use crate::transport::failover::{Failover, PATIENCE, ahead, failed_by, given_up, is_survivable};
+use crate::transport::failover::{Failover, Settling, ahead, failed_by, is_survivable};
 use crate::transport::lane::{Kind, WrId};
 use crate::transport::stripe::Imm;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What is known of lanes that were stopped.
 #[derive(Debug)]
 pub(super) struct Reroute {
     pub(super) shared: Arc<Failover>,
     lanes: Box<[Late]>,
-    /// Lanes may have been stopped.
-    busy: bool,
-    since: Option<Instant>,
+    settling: Settling,
 }
 
 /// What came over a lane after it was stopped here.
@@ -27,19 +24,18 @@ struct Late {
     held: VecDeque<(Imm, u32)>,
     /// Ends that it takes for delivered and that are still to come out of the completion queue.
     owed: usize,
-    /// It has told.
-    resolved: bool,
 }
 
 impl Reroute {
     pub(super) fn new(shared: Arc<Failover>, lanes: usize) -> Self {
+        let settling = Settling::new(lanes);
         let lanes = std::iter::repeat_with(Late::default).take(lanes).collect();
-        Self { shared, lanes, busy: false, since: None }
+        Self { shared, lanes, settling }
     }
 
     /// Something outside the data path happened.
     pub(super) fn look(&mut self) {
-        self.busy = true;
+        self.settling.busy = true;
     }
 }
 
@@ -73,9 +69,9 @@ impl RecvComm {
                 if late.owed > 0 {
                     late.owed -= 1;
                     self.arrived(end.0, end.1)?;
-                } else if !late.resolved {
+                } else if !reroute.settling.is_settled(lane) {
                     late.held.push_back(end);
-                    reroute.busy = true;
+                    reroute.settling.busy = true;
                 }
                 // Else it is sent again.
                 Ok(true)
@@ -87,7 +83,7 @@ impl RecvComm {
                 let why = || failed_by(&self.peer, lane, status);
                 let stopped = reroute.shared.is_stopped(lane)
                     || (is_survivable(status) && reroute.shared.stop_like(lane, why));
-                reroute.busy |= stopped;
+                reroute.settling.busy |= stopped;
                 Ok(stopped)
             }
             Some(Kind::Flush) if !wc.is_success() => {
@@ -99,7 +95,7 @@ impl RecvComm {
                     || format!("{}: flush: {}", self.peer, crate::verbs::cq::status_name(status));
                 let stopped = reroute.shared.is_rail_stopped(rail)
                     || (is_survivable(status) && reroute.shared.stop_rail(rail, why));
-                reroute.busy |= stopped;
+                reroute.settling.busy |= stopped;
                 if stopped {
                     self.flushed(id);
                 }
@@ -111,32 +107,15 @@ impl RecvComm {
 
     /// Goes on with what rails have failed; whether that was something.
     pub(super) fn reroute(&mut self) -> Result<bool, Fault> {
-        let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.busy) else {
+        let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.settling.busy) else {
             return Ok(false);
         };
-        let mut waiting = false;
-        let mut done = Vec::new();
-        for (lane, late) in reroute.lanes.iter().enumerate() {
-            if late.resolved || !reroute.shared.is_stopped(lane) {
-                continue;
-            }
-            match reroute.shared.theirs(lane) {
-                Some(theirs) => done.push((lane, theirs)),
-                None => waiting = true,
-            }
-        }
-        let left = reroute.shared.pick(0).is_some();
-        let patience = reroute.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
-        if !waiting {
-            reroute.since = None;
-        }
-        // What the other end counted when it closed may be all that is missing.
-        let closed = reroute.shared.is_closed();
-        if (!left && !closed) || (waiting && !patience) {
-            let error = given_up(&self.peer, &reroute.shared.why(), left);
-            return Err(self.fail(error));
-        }
-        reroute.busy = waiting;
+        let Reroute { shared, settling, .. } = &mut **reroute;
+        let (done, waiting) = match settling.look(shared, &self.peer, |_| true) {
+            Ok(found) => found,
+            Err(error) => return Err(self.fail(error)),
+        };
+        settling.busy = waiting;
         for (lane, theirs) in &done {
             self.resolve(*lane, *theirs)?;
         }
@@ -147,7 +126,6 @@ impl RecvComm {
     fn resolve(&mut self, lane: usize, theirs: u32) -> Result<(), Fault> {
         let Some(reroute) = &mut self.reroute else { return Ok(()) };
         let late = &mut reroute.lanes[lane];
-        late.resolved = true;
         let mut held = std::mem::take(&mut late.held);
         let taken = match ahead(reroute.shared.counted(lane), theirs, self.depth as usize) {
             Ok(taken) => taken,

@@ -5,11 +5,10 @@ use super::{SLOTS, SendComm};
 use crate::error::Fault;
 use crate::memory::bounce::CHUNKS;
 use crate::transport::comm::Ending;
-use crate::transport::failover::{Failover, PATIENCE, ahead, failed_by, given_up, is_survivable};
+use crate::transport::failover::{Failover, Settling, ahead, failed_by, is_survivable};
 use crate::transport::lane::{Kind, WrId};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What is kept to send it again.
 #[derive(Debug)]
@@ -17,16 +16,12 @@ pub(super) struct Reroute {
     pub(super) shared: Arc<Failover>,
     /// For each lane the parts whose ends were posted there and not acknowledged, in order.
     under_way: Box<[VecDeque<Part>]>,
-    /// Lanes of which it was decided what is sent again.
-    resolved: Box<[bool]>,
     /// Answers that are not complete.
     kept: [Option<Box<Forming>>; SLOTS],
     #[expect(clippy::vec_box, reason = "boxes change places, with nothing copied")]
     spare: Vec<Box<Forming>>,
     again: VecDeque<(Part, Cursor)>,
-    /// Lanes may have been stopped, or parts wait to be sent again.
-    busy: bool,
-    since: Option<Instant>,
+    settling: Settling,
     pub(super) resent: u64,
 }
 
@@ -43,19 +38,17 @@ impl Reroute {
         Self {
             shared,
             under_way: std::iter::repeat_with(under_way).take(lanes).collect(),
-            resolved: vec![false; lanes].into(),
             kept: Default::default(),
             spare: std::iter::repeat_with(Box::default).take(SLOTS).collect(),
             again: VecDeque::with_capacity(SLOTS),
-            busy: false,
-            since: None,
+            settling: Settling::new(lanes),
             resent: 0,
         }
     }
 
     /// Something outside the data path happened.
     pub(super) fn look(&mut self) {
-        self.busy = true;
+        self.settling.busy = true;
     }
 
     /// The lane for a part that would go on `nominal`; `cursor` says how far it is. `None`: none now. A part of which
@@ -66,7 +59,7 @@ impl Reroute {
         if !begins && !self.shared.is_stopped(cursor.lane) {
             return Some(cursor.lane);
         }
-        if !begins && !self.resolved[cursor.lane] {
+        if !begins && !self.settling.is_settled(cursor.lane) {
             return None;
         }
         (cursor.member, cursor.offset) = (0, 0);
@@ -127,37 +120,22 @@ impl SendComm {
         }
         lane.complete(id.position());
         self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
-        reroute.busy = true;
+        reroute.settling.busy = true;
         true
     }
 
     /// Goes on with what rails have failed; whether that was something.
     pub(super) fn reroute(&mut self) -> Result<bool, Fault> {
-        let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.busy) else {
+        let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.settling.busy) else {
             return Ok(false);
         };
-        let mut waiting = false;
-        let mut done = Vec::new();
-        for (number, lane) in self.route.lanes.iter().enumerate() {
-            if reroute.resolved[number] || !reroute.shared.is_stopped(number) {
-                continue;
-            }
-            match reroute.shared.theirs(number) {
-                Some(theirs) if lane.is_idle() => done.push((number, theirs)),
-                _ => waiting = true,
-            }
-        }
-        let left = reroute.shared.pick(0).is_some();
-        let patience = reroute.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
-        if !waiting {
-            reroute.since = None;
-        }
-        // What the other end counted when it closed may be all that is missing.
-        let closed = reroute.shared.is_closed();
-        if (!left && !closed) || (waiting && !patience) {
-            let error = given_up(&self.peer, &reroute.shared.why(), left);
-            return Err(self.fail(error));
-        }
+        let Reroute { shared, settling, .. } = &mut **reroute;
+        let lanes = &self.route.lanes;
+        let (done, waiting) = match settling.look(shared, &self.peer, |lane| lanes[lane].is_idle())
+        {
+            Ok(found) => found,
+            Err(error) => return Err(self.fail(error)),
+        };
         for (lane, theirs) in &done {
             self.resolve(*lane, *theirs)?;
         }
@@ -166,7 +144,7 @@ impl SendComm {
         }
         self.send_again()?;
         if let Some(reroute) = &mut self.reroute {
-            reroute.busy = waiting || !reroute.again.is_empty();
+            reroute.settling.busy = waiting || !reroute.again.is_empty();
         }
         Ok(!done.is_empty())
     }
@@ -174,7 +152,6 @@ impl SendComm {
     /// Decides what of a stopped lane is sent again: both ends told their counts, and nothing is under way.
     fn resolve(&mut self, lane: usize, theirs: u32) -> Result<(), Fault> {
         let Some(reroute) = &mut self.reroute else { return Ok(()) };
-        reroute.resolved[lane] = true;
         let parts = std::mem::take(&mut reroute.under_way[lane]);
         let arrived = match ahead(reroute.shared.counted(lane), theirs, parts.len()) {
             Ok(arrived) => arrived,

@@ -4,7 +4,6 @@ use std::ffi::{CStr, c_char, c_int};
 use std::io::Write as _;
 
 use super::{code, guard};
-use crate::abi::Gid;
 use crate::device::devices;
 use crate::env::{Engine, settings};
 use crate::faults::{self, table};
@@ -72,27 +71,6 @@ unsafe fn device(name: *const c_char) -> Result<usize, i32> {
     // SAFETY: passed on to the caller.
     let name = unsafe { given(name)? };
     devices().iter().find(|d| d.name() == name).map(|d| d.index).ok_or(libc::ENODEV)
-}
-
-/// Changes a GID table entry.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn softrnic_gid(
-    name: *const c_char,
-    port: c_int,
-    index: c_int,
-    gid: *const Gid,
-) -> c_int {
-    code(|| {
-        // SAFETY: a NUL-terminated string of the caller.
-        let device = unsafe { device(name)? };
-        let port = u8::try_from(port).map_err(|_| libc::EINVAL)?;
-        let index = u8::try_from(index).map_err(|_| libc::EINVAL)?;
-        if gid.is_null() {
-            return Err(libc::EINVAL);
-        }
-        // SAFETY: 16 bytes of the caller.
-        control::set_gid(device, port, index, unsafe { gid.read() })
-    })
 }
 
 /// Lets a device die.
