@@ -8,151 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pair.h"
 #include "softrnic.h"
-
-enum { WINDOW = 24, MEMBERS = 8, LARGEST = 150000 };
-
-/* A host with `rails` devices made into one, whose ports give up after a moment. */
-static int fused(struct net *net, int version, int rails, const char *qps)
-{
-    char devices[16];
-    snprintf(devices, sizeof devices, "%d", rails);
-    setenv("SOFTRNIC_DEVICES", devices, 1);
-    setenv("SOFTRNIC_RETRY_MS", "5", 1);
-    setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
-    setenv("NCCL_IB_SPLIT_DATA_ON_QPS", "1", 0);
-    if (!getenv("NCCL_IB_RESILIENCY_PORT_FAILOVER")) setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
-    net_start(net, version);
-    return net_fuse(net, rails);
-}
-
-static void port(int rail, bool up)
-{
-    char name[32];
-    snprintf(name, sizeof name, "softrnic%d", rail);
-    rnic_port(name, up);
-}
-
-/* ---- traffic ------------------------------------------------------------------------------------------------- */
-
-/* Receives of `members` messages and the sends that answer them, WINDOW at a time, each checked when it is done. */
-struct traffic {
-    const struct pair *pair;
-    struct guarded from[WINDOW], to[WINDOW];
-    void *from_mr[WINDOW], *to_mr[WINDOW];
-    void *receives[WINDOW], *sends[WINDOW][MEMBERS];
-    size_t sizes[WINDOW][MEMBERS];
-    uint64_t numbers[WINDOW];
-    int members;
-    size_t room; /* of one member */
-    uint64_t random, next, done;
-};
-
-static void traffic_new(struct traffic *traffic, const struct pair *pair, int members, uint64_t seed)
-{
-    memset(traffic, 0, sizeof *traffic);
-    traffic->pair = pair;
-    traffic->members = members;
-    traffic->random = seed;
-    traffic->room = LARGEST / (size_t)members;
-    for (int i = 0; i < WINDOW; i++) {
-        traffic->from[i] = guarded_new(LARGEST, 0);
-        traffic->to[i] = guarded_new(LARGEST, 0);
-        traffic->from_mr[i] = register_host(pair->net, pair->send, traffic->from[i].data, LARGEST);
-        traffic->to_mr[i] = register_host(pair->net, pair->recv, traffic->to[i].data, LARGEST);
-    }
-}
-
-static void traffic_free(struct traffic *traffic)
-{
-    for (int i = 0; i < WINDOW; i++) {
-        CHECK_OK(net_dereg_mr(traffic->pair->net, traffic->pair->send, traffic->from_mr[i]));
-        CHECK_OK(net_dereg_mr(traffic->pair->net, traffic->pair->recv, traffic->to_mr[i]));
-        guarded_free(&traffic->from[i]);
-        guarded_free(&traffic->to[i]);
-    }
-}
-
-static void post_receive(struct traffic *traffic, int at)
-{
-    void *data[MEMBERS], *mrs[MEMBERS];
-    size_t sizes[MEMBERS];
-    int tags[MEMBERS];
-    guarded_reset(&traffic->to[at]);
-    for (int m = 0; m < traffic->members; m++) {
-        data[m] = traffic->to[at].data + (size_t)m * traffic->room;
-        mrs[m] = traffic->to_mr[at];
-        sizes[m] = traffic->room;
-        tags[m] = m;
-    }
-    traffic->receives[at] =
-        try_irecv(traffic->pair->net, traffic->pair->recv, traffic->members, data, sizes, tags, mrs);
-    if (!traffic->receives[at]) return;
-    traffic->numbers[at] = traffic->next++;
-    for (int m = 0; m < traffic->members; m++) {
-        uint64_t pick = next_random(&traffic->random);
-        /* Small ones go in one part, others over all rails. */
-        traffic->sizes[at][m] = pick % 4 ? pick / 4 % (traffic->room + 1) : pick / 4 % 200;
-        pattern_fill(traffic->from[at].data + (size_t)m * traffic->room, traffic->sizes[at][m],
-                     traffic->numbers[at] * MEMBERS + (uint64_t)m);
-    }
-}
-
-/* One look at everything in the window. */
-static void step(struct traffic *traffic, uint64_t count)
-{
-    const struct net *net = traffic->pair->net;
-    bool blocked = false;
-    for (int at = 0; at < WINDOW; at++) {
-        if (!blocked && !traffic->receives[at] && !traffic->numbers[at] && traffic->next < count + 1) {
-            post_receive(traffic, at);
-            blocked = !traffic->receives[at]; /* until others are done, which must be asked all the same */
-        }
-        if (!traffic->numbers[at]) continue;
-        int got[MEMBERS], left = 0;
-        if (traffic->receives[at] && is_done(net, traffic->receives[at], got)) {
-            traffic->receives[at] = NULL;
-            for (int m = 0; m < traffic->members; m++) {
-                CHECK_EQ(got[m], traffic->sizes[at][m]);
-                CHECK_PART(&traffic->to[at], (size_t)m * traffic->room, traffic->room, traffic->sizes[at][m],
-                           traffic->numbers[at] * MEMBERS + (uint64_t)m);
-            }
-        }
-        for (int m = 0; m < traffic->members; m++)
-            if (traffic->sends[at][m] && traffic->sends[at][m] != GARBAGE && is_done(net, traffic->sends[at][m], NULL))
-                traffic->sends[at][m] = GARBAGE;
-        for (int m = 0; m < traffic->members; m++) left += traffic->sends[at][m] != GARBAGE;
-        if (left || traffic->receives[at]) continue;
-        memset(traffic->sends[at], 0, sizeof traffic->sends[at]);
-        traffic->numbers[at] = 0;
-        traffic->done++;
-    }
-    /* Sends answer receives in their order. */
-    for (;;) {
-        int oldest = -1;
-        for (int at = 0; at < WINDOW; at++) {
-            bool unsent = false;
-            for (int m = 0; m < traffic->members; m++) unsent |= traffic->numbers[at] && !traffic->sends[at][m];
-            if (unsent && (oldest < 0 || traffic->numbers[at] < traffic->numbers[oldest])) oldest = at;
-        }
-        if (oldest < 0) return;
-        for (int m = traffic->members - 1; m >= 0; m--) {
-            if (traffic->sends[oldest][m]) continue;
-            traffic->sends[oldest][m] =
-                try_isend(net, traffic->pair->send, traffic->from[oldest].data + (size_t)m * traffic->room,
-                          traffic->sizes[oldest][m], m, traffic->from_mr[oldest]);
-            if (!traffic->sends[oldest][m]) return;
-        }
-    }
-}
-
-/* Until `count` receives in all are done. */
-static void run(struct traffic *traffic, uint64_t count)
-{
-    if (!traffic->next) traffic->next = 1; /* no message has number 0 */
-    WAIT_UNTIL((step(traffic, count), traffic->done == count), "all messages");
-}
+#include "traffic.h"
 
 /* ---- cases --------------------------------------------------------------------------------------------------- */
 
@@ -162,17 +19,17 @@ static void lose_one(int version, int rails, const char *qps, int members, int v
     struct net net;
     struct pair pair;
     struct traffic traffic;
-    int dev = fused(&net, version, rails, qps);
+    int dev = fused_start(&net, version, rails, qps);
     pair_open(&net, dev, &pair);
     traffic_new(&traffic, &pair, members, (uint64_t)(rails * 10 + victim + 1));
-    run(&traffic, 100);
+    traffic_run(&traffic, 100);
     size_t mark = log_mark();
-    port(victim, false);
-    run(&traffic, 400);
+    rail_port(victim, false);
+    traffic_run(&traffic, 400);
     CHECK(log_matches_since(mark, "queue pairs are not used any more") >= 1);
     CHECK(log_matches_since(mark, "IBV_WC_RETRY_EXC_ERR") >= 1);
-    port(victim, true); /* it is not used again */
-    run(&traffic, 500);
+    rail_port(victim, true); /* it is not used again */
+    traffic_run(&traffic, 500);
     traffic_free(&traffic);
     pair_close(&pair);
     pair_open(&net, dev, &pair); /* with all rails again */
@@ -212,56 +69,24 @@ static void one_after_another(int version)
     struct pair pair;
     struct traffic traffic;
     (void)version;
-    int dev = fused(&net, 12, 8, "1");
+    int dev = fused_start(&net, 12, 8, "1");
     for (uint64_t seed = 1; seed <= 12; seed++) {
         int rails[8] = {0, 1, 2, 3, 4, 5, 6, 7};
         uint64_t random = seed;
         shuffle(rails, 8, &random);
         pair_open(&net, dev, &pair);
         traffic_new(&traffic, &pair, seed % 3 ? 1 : 3, seed);
-        run(&traffic, 30);
+        traffic_run(&traffic, 30);
         for (int lost = 0; lost < 7; lost++) {
-            port(rails[lost], false);
-            for (uint64_t steps = next_random(&random) % 40; steps; steps--) step(&traffic, 400);
+            rail_port(rails[lost], false);
+            for (uint64_t steps = next_random(&random) % 40; steps; steps--) traffic_step(&traffic, 400);
         }
-        run(&traffic, 400);
-        for (int lost = 0; lost < 7; lost++) port(rails[lost], true);
+        traffic_run(&traffic, 400);
+        for (int lost = 0; lost < 7; lost++) rail_port(rails[lost], true);
         traffic_free(&traffic);
         pair_close(&pair);
     }
     net_stop(&net);
-}
-
-/* What befalls rails, as rules of fault plans: every way for a part to be lost, and for one to arrive that is said to be lost. */
-static const char *const mishaps[] = {
-    "op=write-imm nth=%u -> drop",
-    "op=write-imm nth=%u -> drop at=half",
-    "op=write-imm nth=%u -> drop at=payload",
-    "op=write-imm nth=%u -> drop at=end", /* the acknowledgement alone */
-    "op=write-imm nth=%u -> status=retry-exc at=end",
-    "op=write-imm nth=%u -> status=retry-exc at=half",
-    "op=write-imm nth=%u -> status=wr-flush at=end",
-    "op=write nth=%u -> drop", /* a credit, or a piece */
-    "op=write nth=%u -> drop at=end",
-    "op=write nth=%u -> status=retry-exc at=payload",
-    "op=write-imm nth=%u -> kill-qp at=end",
-    "op=write,write-imm nth=%u -> kill-qp",
-    "op=write,write-imm nth=%u -> port-down",
-};
-
-/* A plan in which every rail but the first meets one of them, and payloads come in pieces and late on all. */
-static void plan_for(char *plan, size_t room, int rails, uint64_t *random)
-{
-    size_t used = 0;
-    for (int rail = 1; rail < rails; rail++) {
-        const char *mishap = mishaps[next_random(random) % (sizeof mishaps / sizeof *mishaps)];
-        char rule[160];
-        snprintf(rule, sizeof rule, mishap, (unsigned)(next_random(random) % 60 + 1));
-        used += (size_t)snprintf(plan + used, room - used, "device=softrnic%d %s\n", rail, rule);
-    }
-    used += (size_t)snprintf(plan + used, room - used, "seed=%u\n", (unsigned)(next_random(random) % 1000));
-    if (next_random(random) % 2) used += (size_t)snprintf(plan + used, room - used, "op=write-imm p=0.1 -> shuffle\n");
-    if (next_random(random) % 2) snprintf(plan + used, room - used, "op=write p=0.05 -> delay=200us\n");
 }
 
 /*
@@ -273,7 +98,7 @@ static void by_plans(int rails, const char *qps)
     struct net net;
     struct pair pair;
     struct traffic traffic;
-    int dev = fused(&net, 12, rails, qps);
+    int dev = fused_start(&net, 12, rails, qps);
     const char *count = getenv("FAILOVER_PLANS"), *first = getenv("FAILOVER_SEED");
     uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 20);
     for (; seed < last; seed++) {
@@ -281,12 +106,12 @@ static void by_plans(int rails, const char *qps)
         uint64_t random = seed * 1000 + (uint64_t)rails;
         pair_open(&net, dev, &pair);
         traffic_new(&traffic, &pair, seed % 4 ? 1 : 3, seed);
-        plan_for(plan, sizeof plan, rails, &random);
+        traffic_plan(plan, sizeof plan, rails, &random);
         fprintf(stderr, "seed %llu:\n%s", (unsigned long long)seed, plan);
         rnic_faults(plan);
-        run(&traffic, 150);
+        traffic_run(&traffic, 150);
         rnic_faults("");
-        for (int rail = 1; rail < rails; rail++) port(rail, true);
+        for (int rail = 1; rail < rails; rail++) rail_port(rail, true);
         traffic_free(&traffic);
         pair_close(&pair);
     }
@@ -339,13 +164,13 @@ static void none_left(int version)
     struct pair pair;
     struct traffic traffic;
     (void)version;
-    int dev = fused(&net, 12, 2, "1");
+    int dev = fused_start(&net, 12, 2, "1");
     pair_open(&net, dev, &pair);
     traffic_new(&traffic, &pair, 1, 5);
-    run(&traffic, 50);
-    for (int at = 0; at < WINDOW; at++) post_receive(&traffic, at);
-    port(0, false);
-    port(1, false);
+    traffic_run(&traffic, 50);
+    for (int at = 0; at < WINDOW; at++) traffic_receive(&traffic, at);
+    rail_port(0, false);
+    rail_port(1, false);
     for (int at = 0; at < WINDOW; at++)
         if (traffic.numbers[at])
             traffic.sends[at][0] = try_isend(&net, pair.send, traffic.from[at].data, traffic.sizes[at][0], 0, traffic.from_mr[at]);
@@ -355,8 +180,8 @@ static void none_left(int version)
     int tag = 0;
     CHECK_EQ(net_isend(&net, pair.send, traffic.from[0].data, 8, 0, traffic.from_mr[0], &request), ncclRemoteError);
     WAIT_UNTIL(ffi_is_error(net_irecv(&net, pair.recv, 1, &data, &size, &tag, &mr, &request)), "the receiver to fail");
-    port(0, true);
-    port(1, true);
+    rail_port(0, true);
+    rail_port(1, true);
     traffic_free(&traffic);
     pair_close(&pair);
     pair_open(&net, dev, &pair);
@@ -372,17 +197,17 @@ static void not_asked_for(int version)
     struct pair pair;
     (void)version;
     setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "0", 1);
-    int dev = fused(&net, 12, 2, "1");
+    int dev = fused_start(&net, 12, 2, "1");
     pair_open(&net, dev, &pair);
     pair_message(&pair, LARGEST, 0, 1);
     struct guarded from = guarded_new(LARGEST, 0), to = guarded_new(LARGEST, 0);
     void *from_mr = register_host(&net, pair.send, from.data, LARGEST);
     void *to_mr = register_host(&net, pair.recv, to.data, LARGEST);
     irecv(&net, pair.recv, to.data, LARGEST, 0, to_mr);
-    port(1, false);
+    rail_port(1, false);
     void *send = isend(&net, pair.send, from.data, LARGEST, 0, from_mr);
     CHECK_EQ(wait_error(&net, send), ncclRemoteError);
-    port(1, true);
+    rail_port(1, true);
     CHECK_OK(net_dereg_mr(&net, pair.send, from_mr));
     CHECK_OK(net_dereg_mr(&net, pair.recv, to_mr));
     guarded_free(&from);
@@ -405,7 +230,7 @@ struct stage {
 
 static void set_up(struct stage *stage, const char *qps)
 {
-    int dev = fused(&stage->net, 12, 2, qps);
+    int dev = fused_start(&stage->net, 12, 2, qps);
     pair_open(&stage->net, dev, &stage->pair);
     stage->from = guarded_new(ONE, 0);
     stage->to = guarded_new(ONE, 0);
@@ -553,7 +378,7 @@ static void sends(int version, int socket, void *argument)
     const struct hosts *hosts = argument;
     struct net net;
     setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", hosts->sender, 1);
-    int dev = fused(&net, version, 2, "1");
+    int dev = fused_start(&net, version, 2, "1");
     void *comm = dial(&net, dev, socket);
     struct guarded from = guarded_new(LARGEST, 0);
     void *mr = register_host(&net, comm, from.data, LARGEST);
@@ -562,7 +387,7 @@ static void sends(int version, int socket, void *argument)
         pattern_fill(from.data, LARGEST, (uint64_t)i);
         hear_step(socket, 'r'); /* it has posted, and does nothing until this end is done */
         if (i == ROUNDS / 2) {
-            port(1, false);
+            rail_port(1, false);
             void *send = isend(&net, comm, from.data, LARGEST, 0, mr);
             if (hosts->killed) {
                 tell_step(socket, 'k');
@@ -592,7 +417,7 @@ static void receives(int version, int socket, void *argument)
     const struct hosts *hosts = argument;
     struct net net;
     setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", hosts->receiver, 1);
-    int dev = fused(&net, version, 2, "1");
+    int dev = fused_start(&net, version, 2, "1");
     void *comm = answer(&net, dev, socket);
     struct guarded to = guarded_new(LARGEST, 0);
     void *mr = register_host(&net, comm, to.data, LARGEST);
@@ -654,7 +479,7 @@ static void sends_pieces(int version, int socket, void *argument)
     int receiver;
     (void)argument;
     setenv("SOFTRNIC_MAX_MSG_SZ", "512", 1);
-    int dev = fused(&net, version, 2, "1");
+    int dev = fused_start(&net, version, 2, "1");
     void *comm = dial(&net, dev, socket);
     hear(socket, &receiver, sizeof receiver);
     struct guarded from = guarded_new(LARGEST, 0);
@@ -684,7 +509,7 @@ static void receives_pieces(int version, int socket, void *argument)
     int self = getpid();
     (void)argument;
     setenv("SOFTRNIC_MAX_MSG_SZ", "512", 1);
-    int dev = fused(&net, version, 2, "1");
+    int dev = fused_start(&net, version, 2, "1");
     void *comm = answer(&net, dev, socket);
     tell(socket, &self, sizeof self);
     struct guarded to = guarded_new(LARGEST, 0);

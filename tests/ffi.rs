@@ -508,6 +508,31 @@ programs! {
             pieces_wait,
         ]
     }
+    recovery {
+        each: [],
+        once: [
+            first_of_two,
+            second_of_two,
+            one_of_four,
+            several_members,
+            by_turns,
+            all_but_one,
+            unequal_ends,
+            dead_for_a_while,
+            given_up,
+            moves_fail,
+            fails_at_once,
+            another_address,
+            closed_on_the_way,
+            flush_queue_pair,
+            plans_on_two,
+            plans_on_four,
+            plans_on_a_thread,
+            plans_by_steps,
+            two_hosts,
+            one_end_asks,
+        ]
+    }
     profiler {
         each: [
             one_of_each,

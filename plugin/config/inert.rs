@@ -13,7 +13,7 @@ const fn none(name: &'static str, default: &'static str, reason: &'static str) -
 }
 
 const FAILOVER: &str = "pinrail asks the other end over the side channel, once and at once";
-const RECOVERY: &str = "pinrail does not bring a failed port back into a connection";
+const RECOVERY: &str = "the messages that try a path are as many as must be acknowledged";
 const MERGE: &str = "NCCL decides which devices are fused and calls the plugin to do it";
 const GDR: &str = "NCCL decides which GPUs and NICs exchange data directly";
 const SHARING: &str = "NCCL decides which channels share a connection";
@@ -34,14 +34,7 @@ pub static INERT: &[Inert] = &[
     none("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "-2", "pinrail's wire format has one scheme"),
     none("NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS", "1", FAILOVER),
     none("NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY", "10", FAILOVER),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "200", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "500", RECOVERY),
     none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "5", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "5", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "4000", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "5000", RECOVERY),
-    none("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "5", RECOVERY),
     none("NCCL_IB_WQE_LATENCY_REPORT", "1", LATER),
     none("NCCL_IB_WQE_LATENCY_THRESHOLD_NS", "0", LATER),
     none("NCCL_IB_EVENT_BASED_LB", "0", LATER),

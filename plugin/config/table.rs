@@ -183,6 +183,37 @@ settings! {
     /// and every message arrives once. Both ends must ask for it.
     port_failover: bool = "NCCL_IB_RESILIENCY_PORT_FAILOVER", Form::Flag, default "0";
 
+    /// 1 takes a rail that failed into use again when its path is well: with new queue pairs, made and tried in the
+    /// background. Needs `NCCL_IB_RESILIENCY_PORT_FAILOVER=1`, and both ends must ask for both.
+    port_recovery: bool = "NCCL_IB_RESILIENCY_PORT_RECOVERY", Form::Flag, default "0";
+
+    /// How long after a rail failed the first attempt to bring it back begins; the pause is twice as long after each
+    /// attempt that failed, up to 30 s.
+    recovery_start_delay: Duration = "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY",
+        counted(0, 600_000, Unit::Milliseconds), default "200";
+
+    /// How long the device waits for an acknowledgement of what tries the path before it sends that again; taken as the
+    /// next shorter 4.096 µs × 2^n.
+    recovery_interval: Duration = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL",
+        counted(1, 60_000, Unit::Milliseconds), default "500";
+
+    /// How many messages must be acknowledged for the path to be well.
+    recovery_sequence: u32 = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE",
+        number(1, 10), default "5";
+
+    /// How long that may take.
+    recovery_alive_timeout: Duration = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT",
+        counted(1, 600_000, Unit::Milliseconds), default "4000";
+
+    /// How long the other end may take to answer a step of an attempt.
+    recovery_ack_timeout: Duration = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT",
+        counted(1, 600_000, Unit::Milliseconds), default "5000";
+
+    /// Attempts in a row that may fail before a rail stays unused; an event that its port is up begins anew. A rail that
+    /// fails again within a minute of its return counts as one.
+    recovery_attempts: u32 = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX",
+        number(1, 1_000_000), default "5";
+
     /// Interfaces that may carry the TCP side channel. An optional `^` excludes, an optional `=`
     /// asks for exact names, then a comma list of name prefixes. When not set: `ib*`, then the
     /// subnet of `NCCL_COMM_ID`, then anything but docker, lo and virbr, then those.

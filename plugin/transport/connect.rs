@@ -12,6 +12,7 @@ use super::device::Rail;
 use super::failover::Failover;
 use super::fifo;
 use super::profile::Origin;
+use super::recovery::Recovery;
 use super::send::{self, SEND_DEPTH, SendComm};
 use super::stripe::Stripes;
 use super::wire::{End, Handle, Hello, Message};
@@ -271,6 +272,14 @@ impl Connecting {
         let max_inline = setup.max_inline();
         let policy = self.policy();
         let agreed = setup.vendor_options(end, settings);
+        let recovery =
+            (settings.port_failover && settings.port_recovery && end.recovery).then(|| {
+                Recovery::of_sender(
+                    setup.means(policy, &self.transport),
+                    end.rails.len(),
+                    setup.lanes(),
+                )
+            });
         let mut parts = setup.into_parts(end.rails.len());
         let queues = parts.queues();
         let width = if settings.split_data_on_qps {
@@ -296,7 +305,7 @@ impl Connecting {
         );
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let failover = (settings.port_failover && end.failover)
-            .then(|| Failover::new(&mut parts.lanes, Box::default(), &self.gate, &peer))
+            .then(|| Failover::new(&mut parts.lanes, Box::default(), &self.gate, &peer, recovery))
             .flatten();
         let route = send::Route {
             failover: failover.clone(),

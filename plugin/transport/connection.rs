@@ -7,6 +7,7 @@ use super::device::Rail;
 use super::failure::Failures;
 use super::fifo::{CreditFifo, SizeRecords, grid_and_records, grid_and_records_bytes};
 use super::lane::Lane;
+use super::recovery::Means;
 use super::stripe::MAX_PARTS;
 use super::wire::{End, Identity, WireLane, WireRail};
 use crate::config::Settings;
@@ -61,7 +62,7 @@ pub struct Setup {
     /// Rails of this end.
     pub rails: Vec<Rail>,
     psns: Vec<u32>,
-    counted: u32,
+    sizes: Sizes,
     progress: Progress,
     retry: Retry,
 }
@@ -185,7 +186,7 @@ impl Setup {
             fifo,
             records,
             rails,
-            counted: sizes.counted,
+            sizes,
             progress: Progress::default(),
             retry: Retry::default(),
         })
@@ -224,6 +225,7 @@ impl Setup {
             traffic_class: policy.traffic_class,
             sl: policy.sl,
             failover: policy.settings.port_failover,
+            recovery: policy.settings.port_failover && policy.settings.port_recovery,
             rails: self
                 .rails
                 .iter()
@@ -385,6 +387,18 @@ impl Setup {
         })
     }
 
+    /// What this end needs to make queue pairs again, should rails fail and come back.
+    pub fn means(&self, policy: Policy<'_>, transport: &Arc<Transport>) -> Means {
+        Means {
+            transport: Arc::clone(transport),
+            rails: self.rails.clone(),
+            cqs: self.cqs.clone(),
+            sizes: Sizes { inline: self.max_inline(), ..self.sizes },
+            traffic_class: policy.traffic_class,
+            sl: policy.sl,
+        }
+    }
+
     /// The vendor options of the connection, in words.
     pub fn vendor_options(&self, peer: &End, settings: &Settings) -> String {
         let theirs = peer.lanes.first().map_or([0; 3], |lane| lane.ece);
@@ -399,7 +413,7 @@ impl Setup {
     /// The queue pairs as lanes, and what must live as long as they.
     pub fn into_parts(self, remote_rails: usize) -> Parts {
         let rails = self.rails.len();
-        let depth = self.counted;
+        let depth = self.sizes.counted;
         let lanes = self
             .qps
             .into_iter()

@@ -16,12 +16,14 @@ pub const CREDIT_DEPTH: u32 = 2 * SLOTS as u32;
 pub(super) struct Credits {
     writes: Prepared<SLOTS>,
     slots: [CreditSlot; SLOTS],
+    kind: Kind,
     max_inline: u32,
 }
 
 /// How the credit of one slot goes.
 #[derive(Clone, Copy, Debug)]
 struct CreditSlot {
+    /// The place of its lane.
     lane: u8,
     /// Whether it makes a completion, which frees its lane's send queue up to it.
     signalled: bool,
@@ -41,10 +43,12 @@ impl Credits {
             signalled: all || slot + lanes >= SLOTS,
             awaited: false,
         });
-        let id = |slot: usize| WrId::new(Kind::Progress, slots[slot].lane.into(), slot, 0).0;
+        let kind = if all { Kind::Credit } else { Kind::Progress };
+        let id = |slot: usize| WrId::new(kind, slots[slot].lane.into(), slot, 0).0;
         let mut credits = Self {
             writes: Prepared::new(Operation::Write, |slot| (id(slot), Flags::SILENT)),
             slots,
+            kind,
             max_inline: route.max_inline,
         };
         for (slot, at) in slots.iter().enumerate() {
@@ -55,7 +59,7 @@ impl Credits {
         credits
     }
 
-    /// The lane of the credit of `slot`.
+    /// The place of the lane of the credit of `slot`.
     #[inline(always)]
     pub(super) fn lane(&self, slot: usize) -> usize {
         self.slots[slot % SLOTS].lane.into()
@@ -63,7 +67,7 @@ impl Credits {
 
     /// The identifier of the work request of `slot`.
     pub(super) fn id(&self, slot: usize) -> WrId {
-        WrId::new(Kind::Progress, self.lane(slot), slot, 0)
+        WrId(self.writes.id(slot))
     }
 
     /// Makes the work request of `slot` one for `members` members.
@@ -102,10 +106,11 @@ impl Credits {
         self.writes.entry(slot)
     }
 
-    /// Sends the credit of `slot` over another lane from now on; its work request must be shaped anew.
-    pub(super) fn move_to(&mut self, slot: usize, lane: usize) {
-        self.slots[slot] = CreditSlot { lane: lane as u8, awaited: false, ..self.slots[slot] };
-        self.writes.set_id(slot, WrId::new(Kind::Progress, lane, slot, 0).0);
+    /// Sends the credit of `slot` over the lane in another place, and with this number, from now on; its work request must
+    /// be shaped anew.
+    pub(super) fn move_to(&mut self, slot: usize, place: usize, number: usize) {
+        self.slots[slot] = CreditSlot { lane: place as u8, awaited: false, ..self.slots[slot] };
+        self.writes.set_id(slot, WrId::new(self.kind, number, slot, 0).0);
     }
 
     /// Posts the credit of `slot`.

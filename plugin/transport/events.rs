@@ -7,16 +7,18 @@ use super::channel::Channel;
 use super::device::OpenDevice;
 use super::failover::Failover;
 use super::mail::Mail;
-use super::wire::Message;
+use super::wire::{Message, Step};
 use crate::error::{Error, Result};
 use crate::memory::{Gate, GateState};
 use crate::thread::Thread;
 use crate::verbs::event::Scope;
+use rustix::event::Timespec;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 const WAKE: u64 = 0;
 
@@ -71,7 +73,8 @@ struct PeerWatch {
 /// What concerns a connection beside its gate.
 #[derive(Clone, Debug)]
 pub struct Links {
-    /// Its queues on all devices, as events call them.
+    /// Its queues on all devices, as events call them; without those that may be replaced, of which failover knows: by
+    /// then another connection may have one under the name of one that is no more.
     pub queues: Arc<[usize]>,
     /// What it has to tell the other end.
     pub mail: Arc<Mail>,
@@ -267,16 +270,21 @@ impl Shared {
 
     fn run(&self) {
         let mut ready = Vec::with_capacity(16);
+        // When rails that failed are to be looked at.
+        let mut due: Option<Instant> = None;
         loop {
             ready.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), None) {
+            let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
+            let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+            let room = rustix::buffer::spare_capacity(&mut ready);
+            match epoll::wait(&self.epoll, room, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
                     tracing::warn!("epoll_wait failed: {e}; peers are no longer watched");
                     return;
                 }
             }
-            let mut table = lock(&self.table);
+            let (mut table, mut heard) = (lock(&self.table), Vec::new());
             if table.stop {
                 return;
             }
@@ -286,21 +294,8 @@ impl Shared {
                     // Read so that it wakes again; what it counts does not matter.
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                     table.peers.values_mut().for_each(PeerWatch::tell);
-                } else if let Some(peer) = table.peers.get_mut(&key) {
-                    match peer.look() {
-                        Look::Well => {}
-                        Look::Over(state) => {
-                            peer.gate.report(state);
-                            self.forget(peer.channel.stream());
-                        }
-                        Look::Lost(e) => {
-                            // RDMA has timeouts of its own; a data network that is well must not suffer.
-                            tracing::warn!(
-                                "the side channel is lost ({e}); the connection goes on without"
-                            );
-                            self.forget(peer.channel.stream());
-                        }
-                    }
+                } else if table.peers.contains_key(&key) {
+                    heard.push(key);
                 } else if let Some(device) = table.devices.get(&key) {
                     device.look(&self.policy);
                     let flags = event.flags;
@@ -311,7 +306,51 @@ impl Shared {
                     }
                 }
             }
+            drop(table);
+            heard.into_iter().for_each(|key| self.hear(key));
+            due = self.recover();
         }
+    }
+
+    /// Looks what the side channel of a connection says.
+    fn hear(&self, key: u64) {
+        loop {
+            let mut table = lock(&self.table);
+            let Some(peer) = table.peers.get_mut(&key) else { return };
+            match peer.look() {
+                Look::Well => return,
+                Look::Over(state) => {
+                    peer.gate.report(state);
+                    return self.forget(peer.channel.stream());
+                }
+                Look::Lost(e) => {
+                    // RDMA has timeouts of its own; a data network that is well must not suffer.
+                    tracing::warn!(
+                        "the side channel is lost ({e}); the connection goes on without"
+                    );
+                    return self.forget(peer.channel.stream());
+                }
+                // Takes its time, in which others may come and go. What it leads to is done before the next message is
+                // looked at.
+                Look::Recovery(failover, rails, attempt, step) => {
+                    drop(table);
+                    if let Some(recovery) = &failover.recovery {
+                        recovery.hear(&failover, rails, attempt, step);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes on with bringing rails back; when there is more to do.
+    fn recover(&self) -> Option<Instant> {
+        let roused = |peer: &PeerWatch| {
+            let failover = peer.links.failover.as_ref()?;
+            failover.recovery.as_ref()?.is_roused().then(|| Arc::clone(failover))
+        };
+        let ends: Vec<_> = lock(&self.table).peers.values().filter_map(roused).collect();
+        let attend = |end: &Arc<Failover>| end.recovery.as_ref()?.attend(end);
+        ends.iter().filter_map(attend).min()
     }
 }
 
@@ -347,6 +386,11 @@ impl PeerWatch {
                 (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
                     failover.hear(&lanes);
                     self.tell();
+                }
+                (Ok(Some(Message::Recovery { rails, attempt, step })), Some(failover))
+                    if failover.recovery.is_some() =>
+                {
+                    return Look::Recovery(Arc::clone(failover), rails, attempt, step);
                 }
                 (Ok(Some(Message::Failed(reason))), _) => {
                     self.links.mail.set_reason(reason);
@@ -390,9 +434,17 @@ enum Look {
     Over(GateState),
     /// The channel itself broke.
     Lost(Error),
+    /// Something about bringing a rail back; there may be more.
+    Recovery(Arc<Failover>, (u8, u8), u32, Step),
 }
 
 impl User {
+    /// Whether a queue is one of the connection's.
+    fn has(&self, queue: usize) -> bool {
+        self.links.queues.contains(&queue)
+            || self.links.failover.as_ref().is_some_and(|failover| failover.is_queue(queue))
+    }
+
     /// A queue failed: the other rails go on, or nothing does.
     fn queue_failed(&self, queue: usize, code: u8, name: &str) {
         let others = (name == "QP_FATAL").then_some(self.links.failover.as_ref()).flatten();
@@ -430,6 +482,12 @@ impl DeviceWatch {
                     if policy.failover { "over other rails or fail" } else { "fail" },
                     policy.patience
                 ),
+                Scope::Port(port) if event.name() == "PORT_ACTIVE" => {
+                    tracing::warn!("{name}:{port}: IBV_EVENT_PORT_ACTIVE");
+                    let ends = self.users.iter().filter_map(|user| user.links.failover.as_ref());
+                    let recoveries = ends.filter_map(|end| end.recovery.as_ref());
+                    recoveries.for_each(|recovery| recovery.hear_port(&self.open, port));
+                }
                 Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
                 Scope::Device if event.is_fatal() => {
                     tracing::warn!("{name}: IBV_EVENT_{}", event.name());
@@ -441,7 +499,7 @@ impl DeviceWatch {
                 // The connection tells it, with its peer: most also complete work requests in error.
                 Scope::Object(queue) if event.is_fatal() => {
                     let code = u8::try_from(event.code).unwrap_or(u8::MAX);
-                    let users = self.users.iter().filter(|user| user.links.queues.contains(&queue));
+                    let users = self.users.iter().filter(|user| user.has(queue));
                     users.for_each(|user| user.queue_failed(queue, code, event.name()));
                     tracing::info!("{name}: IBV_EVENT_{}", event.name());
                 }

@@ -12,7 +12,7 @@ use super::comm::Peer;
 use super::device::Rail;
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
-use crate::config::FlushMethod;
+use crate::config::{FlushMethod, Settings};
 use crate::cuda::flush::{GpuFlush, Refusal};
 use crate::error::Result;
 use crate::memory::ledger::Purpose;
@@ -61,7 +61,6 @@ impl FlushQp {
     ) -> Result<Self> {
         let settings = &transport.settings;
         let registry = &rail.open.registry;
-        let port = &rail.address;
         let bytes = size_of::<u32>();
         let (access, fallback) = (Access::LOCAL, transport.fallback());
         let (scratch, registered) = Piece::registered(
@@ -75,11 +74,7 @@ impl FlushQp {
             let device = [(&*rail.device, registry)];
             transport.explain_own(e, device, bytes, "the connection cannot be made")
         })?;
-        let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
-        let qp = QueuePair::new(registry.pd(), cq, caps)?;
-        qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
-        qp.to_rtr(&port.loopback(qp.number())?, super::connection::MIN_RNR_TIMER)?;
-        qp.to_rts(0, settings.timeout, settings.retry_cnt)?;
+        let qp = queue_pair(rail, cq, settings)?;
         let usual = Prepared::new(Operation::Read, |slot| {
             (WrId::new(Kind::UsualFlush, index, slot, 0).0, Flags::SIGNALED)
         });
@@ -111,6 +106,24 @@ impl FlushQp {
     pub fn scratch(&self) -> Local {
         Local { addr: self.scratch.addr() as u64, len: 1, lkey: self.registered[0].lkey() }
     }
+}
+
+/// A queue pair that is connected to itself.
+///
+/// # Errors
+/// A verb fails.
+pub(super) fn queue_pair(
+    rail: &Rail,
+    cq: &Arc<CompletionQueue>,
+    settings: &Settings,
+) -> Result<QueuePair> {
+    let port = &rail.address;
+    let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
+    let qp = QueuePair::new(rail.open.registry.pd(), cq, caps)?;
+    qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
+    qp.to_rtr(&port.loopback(qp.number())?, super::connection::MIN_RNR_TIMER)?;
+    qp.to_rts(0, settings.timeout, settings.retry_cnt)?;
+    Ok(qp)
 }
 
 /// How data become visible to a GPU, and how often that was done.

@@ -11,10 +11,13 @@ use crate::verbs::QueuePair;
 use crate::verbs::qp::Fuse;
 use crate::verbs::wr::SendChain;
 
+/// The part of a lane's number that is its place among the lanes of its connection, see [`super::failover`].
+pub const PLACE: usize = 0x7f;
+
 /// What a completion is about, packed into a work request identifier.
 ///
-/// Bits 0–31 the position on its lane, 32–39 a slot or request, 40–47 the lane, 48–55 the chunk that it empties and
-/// one, or 0, 56–63 the kind.
+/// Bits 0–31 the position on its lane, 32–39 a slot or request, 40–47 the number of the lane, 48–55 the chunk that it
+/// empties and one, or 0, 56–63 the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId(pub u64);
 
@@ -33,6 +36,8 @@ pub enum Kind {
     Flush,
     /// The only read of a flush on one rail; the slot is its number.
     UsualFlush,
+    /// A credit, where rails may fail.
+    Credit,
 }
 
 impl WrId {
@@ -46,6 +51,7 @@ impl WrId {
             Kind::Flush => 4,
             Kind::Single => 5,
             Kind::UsualFlush => 6,
+            Kind::Credit => 7,
         };
         Self(
             kind << 56
@@ -75,14 +81,21 @@ impl WrId {
             4 => Some(Kind::Flush),
             5 => Some(Kind::Single),
             6 => Some(Kind::UsualFlush),
+            7 => Some(Kind::Credit),
             _ => None,
         }
     }
 
-    /// The lane.
+    /// The number of the lane.
     #[inline(always)]
     pub fn lane(self) -> usize {
         (self.0 >> 40 & 0xff) as usize
+    }
+
+    /// The place of the lane.
+    #[inline(always)]
+    pub fn place(self) -> usize {
+        self.lane() & PLACE
     }
 
     /// The slot or request.
@@ -128,6 +141,12 @@ impl Lane {
     /// What ends the queue pair from another thread.
     pub fn fuse(&mut self) -> Fuse {
         self.qp.fuse()
+    }
+
+    /// Goes on with another queue pair, which nothing was posted on; gives the one before, whose work is all done.
+    pub fn renew(&mut self, qp: QueuePair) -> QueuePair {
+        (self.posted, self.completed) = (0, 0);
+        std::mem::replace(&mut self.qp, qp)
     }
 
     /// Whether all that was posted and counted has completed.
@@ -187,7 +206,9 @@ mod tests {
 
     #[test]
     fn identifiers_round_trip() {
-        for kind in [Kind::Single, Kind::Part, Kind::Progress, Kind::Receive, Kind::Flush] {
+        let kinds =
+            [Kind::Single, Kind::Part, Kind::Progress, Kind::Receive, Kind::Flush, Kind::Credit];
+        for kind in kinds {
             for (lane, slot, position) in [(0, 0, 0), (127, 31, u32::MAX), (255, 255, 7)] {
                 let id = WrId::new(kind, lane, slot, position);
                 assert_eq!(

@@ -14,6 +14,7 @@ use super::fifo;
 use super::flush::{FLUSH_DEPTH, FlushQp, Flushes};
 use super::profile::Origin;
 use super::receives::{RECV_BATCH, depth, receives};
+use super::recovery::Recovery;
 use super::recv::{self, RecvComm};
 use super::subnet::Subnet;
 use super::wire::{End, HANDLE_BYTES, Handle, Message};
@@ -242,18 +243,22 @@ impl Listener {
             .map_err(|e| e.context(channel.peer()))
     }
 
+    fn policy(&self, hello: &End) -> Policy<'_> {
+        let settings = &self.transport.settings;
+        Policy {
+            settings,
+            traffic_class: settings.fifo_tc.unwrap_or(hello.traffic_class),
+            sl: hello.sl & 0xf,
+        }
+    }
+
     /// Receives posted on each lane.
     fn receives(&self, hello: &End) -> u32 {
         depth(hello.lanes.len(), self.transport.settings.port_failover && hello.failover)
     }
 
     fn go_on(&mut self, mut accepting: Accepting) -> Result<Option<Box<Comm<RecvComm>>>> {
-        let settings = &self.transport.settings;
-        let policy = Policy {
-            settings,
-            traffic_class: settings.fifo_tc.unwrap_or(accepting.hello.traffic_class),
-            sl: accepting.hello.sl & 0xf,
-        };
+        let policy = self.policy(&accepting.hello);
         if accepting.stage == Stage::BringUp {
             match accepting.setup.bring_up(&accepting.hello, policy) {
                 Ok(false) => {}
@@ -318,14 +323,20 @@ impl Listener {
         let Accepting { channel, setup, hello, flush, .. } = accepting;
         let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
+        let settings = &self.transport.settings;
+        let recovery =
+            (settings.port_failover && settings.port_recovery && hello.recovery).then(|| {
+                let means = setup.means(self.policy(&hello), &self.transport);
+                Recovery::of_receiver(means, hello.rails.len(), setup.lanes())
+            });
         let mut parts = setup.into_parts(hello.rails.len());
         let mut queues = parts.queues();
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
-        let failover = (self.transport.settings.port_failover && hello.failover)
+        let failover = (settings.port_failover && hello.failover)
             .then(|| {
                 let flushes = flush.iter().map(|f| (f.lane.qp().identity(), f.lane.rail)).collect();
-                Failover::new(&mut parts.lanes, flushes, &self.gate, &peer)
+                Failover::new(&mut parts.lanes, flushes, &self.gate, &peer, recovery)
             })
             .flatten();
         let route = recv::Route {

@@ -37,6 +37,11 @@ impl Mail {
     /// Leaves a message for the other end.
     pub(super) fn post(&self, message: Message) {
         self.out().push(message);
+        self.wake();
+    }
+
+    /// Makes the event thread look here, if it watches yet.
+    pub(super) fn wake(&self) {
         if let Some(wake) = self.waker.get() {
             wake();
         }

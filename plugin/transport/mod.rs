@@ -24,14 +24,17 @@ pub mod mail;
 pub mod profile;
 pub mod pump;
 pub mod receives;
+pub mod recovery;
 pub mod recv;
 pub mod registration;
 #[allow(unsafe_code, reason = "says that a request may be all zeroes")]
 pub mod request;
 pub mod send;
+pub mod settling;
 pub mod slot;
 pub mod stripe;
 pub mod subnet;
+pub mod way;
 pub mod wire;
 
 use crate::config::{RegFallback, Settings};
@@ -327,6 +330,10 @@ impl CommShared {
         failover: Option<Arc<Failover>>,
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
+        let queues = match &failover {
+            Some(failover) => failover.kept(queues),
+            None => queues,
+        };
         let watch = {
             let mail = Arc::clone(&whose.peer.mail);
             transport.events.watch(

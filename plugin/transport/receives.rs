@@ -2,6 +2,7 @@
 
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
+use crate::verbs::QueuePair;
 use crate::verbs::wr::RecvChain;
 
 /// Receives posted with one doorbell when as many were consumed.
@@ -21,15 +22,23 @@ pub(super) struct RecvLane {
     pub(super) lane: Lane,
     /// Receives consumed and not yet replaced.
     pub(super) consumed: u32,
+    /// How often a batch was posted beside the receives that there were at first.
+    pub(super) refills: u32,
     refill: RecvChain,
     /// Whether any data came this way.
     used: bool,
 }
 
 impl RecvLane {
-    /// Lane number `index`, whose receives are posted.
-    pub(super) fn new(index: usize, lane: Lane) -> Self {
-        Self { lane, consumed: 0, refill: receives(index), used: false }
+    /// Lane number `number`, whose receives are posted.
+    pub(super) fn new(number: usize, lane: Lane) -> Self {
+        Self { lane, consumed: 0, refills: 0, refill: receives(number), used: false }
+    }
+
+    /// Goes on as number `number` with another queue pair, whose receives are posted; gives the one before.
+    pub(super) fn renew(&mut self, number: usize, qp: QueuePair) -> QueuePair {
+        (self.consumed, self.refills, self.refill, self.used) = (0, 0, receives(number), false);
+        self.lane.renew(qp)
     }
 
     /// A receive was consumed; the last of a batch is replaced with the whole batch.
@@ -50,7 +59,9 @@ impl RecvLane {
     fn refill(&mut self) -> Result<(), i32> {
         self.consumed = 0;
         self.used = true;
-        self.lane.qp().post_recv(&mut self.refill)
+        self.lane.qp().post_recv(&mut self.refill)?;
+        self.refills = self.refills.wrapping_add(1);
+        Ok(())
     }
 
     /// Whether any data came this way.
@@ -65,7 +76,7 @@ impl std::fmt::Debug for RecvLane {
     }
 }
 
-/// The receives that are posted on lane `lane` in one go.
+/// The receives that are posted on lane number `lane` in one go.
 pub fn receives(lane: usize) -> RecvChain {
     RecvChain::new(RECV_BATCH as usize, WrId::new(Kind::Receive, lane, 0, 0).0)
 }

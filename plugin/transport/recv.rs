@@ -313,6 +313,9 @@ impl RecvComm {
         }
         let index = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
+        if self.reroute.is_some() {
+            self.bring_home(index);
+        }
         if !self.can_advertise(index) {
             // What is in the way may have completed without anybody asking.
             self.poll()?;
@@ -433,6 +436,9 @@ impl RecvComm {
         if members > 1 {
             self.shape_credit(index, 1);
         }
+        if let (Ok(()), Some(reroute)) = (posted, &mut self.reroute) {
+            reroute.credited(number);
+        }
         // Of a lane that was stopped meanwhile all credits go another way.
         if self.is_stopped(number) { Ok(()) } else { posted }
     }
@@ -537,6 +543,14 @@ impl RecvComm {
         }
         self.flushes.read(rails);
         Ok(self.pool.get(index))
+    }
+
+    /// The queue pairs of a lane and their addresses.
+    fn way(&self, number: usize) -> String {
+        match &self.reroute {
+            Some(reroute) => reroute.shared.text(number),
+            None => self.peer.way(number),
+        }
     }
 
     /// Counts a flush call that had nothing to do.
@@ -764,7 +778,7 @@ impl Ending for RecvComm {
             Some(Kind::Flush) => Work { what: "flush".into(), way: loopback(), ..Work::default() },
             Some(Kind::Receive) => Work {
                 what: "a receive that waits for any message".into(),
-                way: self.peer.way(id.lane()),
+                way: self.way(id.lane()),
                 ..Work::default()
             },
             _ => {
@@ -773,7 +787,7 @@ impl Ending for RecvComm {
                     what: format!("credit in slot {slot}"),
                     local: Some(local),
                     remote: Some(remote),
-                    way: self.peer.way(id.lane()),
+                    way: self.way(id.lane()),
                 }
             }
         }
@@ -796,10 +810,10 @@ impl Ending for RecvComm {
                 Some(Kind::Receive) => {
                     let (imm, bytes) = (Imm(wc.imm()), wc.byte_len());
                     self.arrived(imm, bytes)?;
-                    self.consumed(id.lane())?;
+                    self.consumed(id.place())?;
                 }
                 Some(Kind::Flush) => self.flushed(id),
-                Some(Kind::Progress) => self.credits.complete(id.slot()),
+                Some(Kind::Progress | Kind::Credit) => self.credits.complete(id.slot()),
                 Some(Kind::UsualFlush) => self.pool.own_flush(id.slot()).complete(),
                 Some(Kind::Part | Kind::Single) => {}
                 None => {}
@@ -840,6 +854,13 @@ impl Ending for RecvComm {
 
 impl Drop for RecvComm {
     fn drop(&mut self) {
+        if let Some(reroute) = &self.reroute {
+            reroute.shared.end();
+            let back = reroute.shared.back();
+            if back > 0 {
+                tracing::info!("{}: rails came back {back} times", self.peer);
+            }
+        }
         if !self.flushes.is_none() {
             tracing::debug!("{}: {}", self.peer, self.flushes);
         }

@@ -457,7 +457,10 @@ impl Ending for SendComm {
         let receive = last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32);
         let single = id.kind() == Some(Kind::Single);
         let lane = if single { self.lane_of[slot].into() } else { id.lane() };
-        let way = self.peer.way(lane);
+        let way = match &self.reroute {
+            Some(reroute) => reroute.shared.text(lane),
+            None => self.peer.way(lane),
+        };
         if !single {
             let what = if id.kind() == Some(Kind::Part) { "the end of a part" } else { "a piece" };
             return Work { what: format!("{what} of a send"), way, ..Work::default() };
@@ -507,13 +510,13 @@ impl SendComm {
             if !wc.is_success() {
                 return Err(self.failed(index, found));
             }
-            match (id.kind(), self.route.lanes.get_mut(id.lane())) {
+            match (id.kind(), self.route.lanes.get_mut(id.place())) {
                 (Some(Kind::Single), _) => self.pool.own(id.slot()).complete(),
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
                     self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
                     if let Some(profile) = &mut self.profile {
-                        profile.stop(id.slot(), id.lane());
+                        profile.stop(id.slot(), id.place());
                     }
                     self.part_done(id.slot() % SLOTS);
                 }
@@ -545,8 +548,15 @@ impl SendComm {
 
 impl Drop for SendComm {
     fn drop(&mut self) {
-        if let Some(reroute) = self.reroute.as_ref().filter(|reroute| reroute.resent > 0) {
-            tracing::info!("{}: {} parts were sent again", self.peer, reroute.resent);
+        if let Some(reroute) = &self.reroute {
+            reroute.shared.end();
+            let (resent, back) = (reroute.resent, reroute.shared.back());
+            if resent > 0 || back > 0 {
+                let peer = &self.peer;
+                tracing::info!(
+                    "{peer}: {resent} parts were sent again, rails came back {back} times"
+                );
+            }
         }
         if self.copied_bytes > 0 {
             tracing::info!("{}: {} bytes were sent from copies", self.peer, self.copied_bytes);

@@ -7,6 +7,10 @@
 //! After the TCP connection: the connector sends a [`Hello`], the listener answers with a [`Reply`] or a refusal, the
 //! connector sends ready. One and a half round trips.
 
+mod recovery;
+
+pub use recovery::{Offer, Step};
+
 use super::stripe::MAX_PARTS;
 use super::subnet::Subnet;
 use crate::error::{Error, Result};
@@ -16,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 /// Bytes of NCCL's opaque handle.
 pub const HANDLE_BYTES: usize = 128;
 /// Raised when a message or the meaning of shared memory changes.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Largest body of a message: a hello with 128 lanes is below 4 KiB.
 pub const MAX_BODY: usize = 8192;
 
@@ -205,6 +209,8 @@ pub struct End {
     pub sl: u8,
     /// Whether this end goes on when one of several rails fails.
     pub failover: bool,
+    /// Whether it takes such a rail into use again; only with failover.
+    pub recovery: bool,
     /// Rails.
     pub rails: Vec<WireRail>,
     /// Lanes.
@@ -252,6 +258,15 @@ pub enum Message {
     Stopped(Vec<(u8, u32)>),
     /// Either way: this end failed, and why.
     Failed(String),
+    /// Either way: about bringing a rail back.
+    Recovery {
+        /// The sender's rail, and the receiver's.
+        rails: (u8, u8),
+        /// The sender's number of this attempt.
+        attempt: u32,
+        /// What is said.
+        step: Step,
+    },
 }
 
 impl Message {
@@ -284,6 +299,13 @@ impl Message {
             Self::Failed(text) => {
                 body.text(text, 1024);
                 7
+            }
+            Self::Recovery { rails, attempt, step } => {
+                body.u8(rails.0);
+                body.u8(rails.1);
+                body.u32(*attempt);
+                body.step(step);
+                8
             }
         };
         let mut w = Writer::default();
@@ -334,6 +356,7 @@ impl Message {
             5 => Self::Bye(r.counts()?),
             6 => Self::Stopped(r.counts()?),
             7 => Self::Failed(r.text()?),
+            8 => Self::Recovery { rails: (r.u8()?, r.u8()?), attempt: r.u32()?, step: r.step()? },
             _ => return Err(Error::remote(format!("a message of unknown kind {kind}"))),
         };
         if !r.0.is_empty() {
@@ -390,19 +413,23 @@ impl Writer {
         self.u8(end.stride);
         self.u8(end.traffic_class);
         self.u8(end.sl);
-        self.u8(end.failover.into());
+        self.u8(if end.failover { 1 | u8::from(end.recovery) << 1 } else { 0 });
         self.u8(end.rails.len() as u8);
-        for rail in &end.rails {
-            self.u16(rail.lid);
-            self.u8(rail.link_layer);
-            self.u8(rail.mtu);
-            self.u8(rail.port);
-            self.u32(rail.speed);
-            self.bytes(&rail.gid);
-            self.u32(rail.rkey);
-        }
-        self.u16(end.lanes.len() as u16);
-        for lane in &end.lanes {
+        end.rails.iter().for_each(|rail| self.rail(rail));
+        self.lanes(&end.lanes);
+    }
+    fn rail(&mut self, rail: &WireRail) {
+        self.u16(rail.lid);
+        self.u8(rail.link_layer);
+        self.u8(rail.mtu);
+        self.u8(rail.port);
+        self.u32(rail.speed);
+        self.bytes(&rail.gid);
+        self.u32(rail.rkey);
+    }
+    fn lanes(&mut self, lanes: &[WireLane]) {
+        self.u16(lanes.len() as u16);
+        for lane in lanes {
             self.u32(lane.qpn);
             self.u32(lane.psn);
             lane.ece.iter().for_each(|v| self.u32(*v));
@@ -452,26 +479,30 @@ impl Reader<'_> {
         let identity = Identity { pid, host: self.text()?, device: self.text()? };
         let memory = self.u64()?;
         let (stride, traffic_class, sl) = (self.u8()?, self.u8()?, self.u8()?);
-        let failover = match self.u8()? {
-            flag @ (0 | 1) => flag == 1,
-            other => return Err(Error::remote(format!("{other} where 0 or 1 is expected"))),
+        let (failover, recovery) = match self.u8()? {
+            flags @ (0 | 1 | 3) => (flags != 0, flags == 3),
+            other => return Err(Error::remote(format!("{other} where 0, 1 or 3 is expected"))),
         };
         let count = usize::from(self.u8()?);
         if count == 0 || count > MAX_RAILS {
             return Err(Error::remote(format!("{count} rails; the limit is {MAX_RAILS}")));
         }
-        let mut rails = Vec::with_capacity(count);
-        for _ in 0..count {
-            rails.push(WireRail {
-                lid: self.u16()?,
-                link_layer: self.u8()?,
-                mtu: self.u8()?,
-                port: self.u8()?,
-                speed: self.u32()?,
-                gid: self.array()?,
-                rkey: self.u32()?,
-            });
-        }
+        let rails = (0..count).map(|_| self.rail()).collect::<Result<_>>()?;
+        let lanes = self.lanes()?;
+        Ok(End { identity, memory, stride, traffic_class, sl, failover, recovery, rails, lanes })
+    }
+    fn rail(&mut self) -> Result<WireRail> {
+        Ok(WireRail {
+            lid: self.u16()?,
+            link_layer: self.u8()?,
+            mtu: self.u8()?,
+            port: self.u8()?,
+            speed: self.u32()?,
+            gid: self.array()?,
+            rkey: self.u32()?,
+        })
+    }
+    fn lanes(&mut self) -> Result<Vec<WireLane>> {
         let count = usize::from(self.u16()?);
         if count == 0 || count > MAX_PARTS {
             return Err(Error::remote(format!("{count} queue pairs; the limit is {MAX_PARTS}")));
@@ -481,7 +512,7 @@ impl Reader<'_> {
             let (qpn, psn) = (self.u32()?, self.u32()?);
             lanes.push(WireLane { qpn, psn, ece: [self.u32()?, self.u32()?, self.u32()?] });
         }
-        Ok(End { identity, memory, stride, traffic_class, sl, failover, rails, lanes })
+        Ok(lanes)
     }
 }
 

@@ -245,6 +245,11 @@ impl<const N: usize> Prepared<N> {
         wr.wr.rdma = rdma_t { remote_addr: remote.addr, rkey: remote.rkey };
     }
 
+    /// The identifier of entry `index` modulo `N`.
+    pub fn id(&self, index: usize) -> u64 {
+        self.0[index % N].wr.wr_id
+    }
+
     /// Sets the identifier of entry `index` modulo `N`.
     pub fn set_id(&mut self, index: usize, id: u64) {
         self.0[index % N].wr.wr_id = id;

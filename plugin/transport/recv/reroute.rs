@@ -3,8 +3,10 @@
 use super::{RecvComm, SLOTS};
 use crate::error::Fault;
 use crate::transport::comm::Ending;
-use crate::transport::failover::{Failover, Settling, ahead, failed_by, is_survivable};
-use crate::transport::lane::{Kind, WrId};
+use crate::transport::failover::{Failover, Fresh, is_survivable};
+use crate::transport::lane::{Kind, PLACE, WrId};
+use crate::transport::receives::RECV_BATCH;
+use crate::transport::settling::{Settling, ahead};
 use crate::transport::stripe::Imm;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,13 +15,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Reroute {
     pub(super) shared: Arc<Failover>,
+    /// For the lane in each place.
     lanes: Box<[Late]>,
     settling: Settling,
 }
 
-/// What came over a lane after it was stopped here.
+/// What came over a lane after it was stopped here, and what is still to come.
 #[derive(Debug, Default)]
 struct Late {
+    /// Receives that came back, filled or not.
+    back: u32,
+    /// Credits that did not.
+    credits: u32,
     /// Ends of parts, until the other end tells which of them it takes for delivered.
     held: VecDeque<(Imm, u32)>,
     /// Ends that it takes for delivered and that are still to come out of the completion queue.
@@ -37,18 +44,80 @@ impl Reroute {
     pub(super) fn look(&mut self) {
         self.settling.busy = true;
     }
+
+    /// A credit was posted on the lane in a place.
+    pub(super) fn credited(&mut self, place: usize) {
+        self.lanes[place].credits += 1;
+    }
+
+    /// Takes note of a receive or a credit that came back from the lane in a place.
+    fn came_back(&mut self, place: usize, kind: Kind) {
+        let late = &mut self.lanes[place];
+        if kind == Kind::Receive {
+            late.back = late.back.wrapping_add(1);
+        } else {
+            late.credits = late.credits.saturating_sub(1);
+        }
+        // The last one is what a new queue pair waits for.
+        self.settling.busy |= self.shared.is_stopped(self.settling.number(place));
+    }
 }
 
 impl RecvComm {
-    /// Whether a lane was stopped: nothing is posted on it.
-    pub(super) fn is_stopped(&self, lane: usize) -> bool {
-        self.reroute.as_ref().is_some_and(|reroute| reroute.shared.is_stopped(lane))
+    /// Whether the lane in a place was stopped: nothing is posted on it.
+    pub(super) fn is_stopped(&self, place: usize) -> bool {
+        let stopped = |reroute: &Reroute| reroute.shared.is_stopped(reroute.settling.number(place));
+        self.reroute.as_deref().is_some_and(stopped)
     }
 
     /// Whether all lanes of a local rail were stopped. What they brought is visible: telling the other end took longer
     /// than any write stays under way in this host.
     pub(super) fn is_rail_stopped(&self, rail: usize) -> bool {
-        self.reroute.as_ref().is_some_and(|reroute| reroute.shared.is_rail_stopped(rail))
+        let mut lanes = self.lanes.iter().enumerate().filter(|(_, lane)| lane.lane.rail == rail);
+        self.reroute.is_some() && lanes.all(|(place, _)| self.is_stopped(place))
+    }
+
+    /// The place of the lane with this number, which may be one that is still to be taken. `None`: it is no more.
+    fn place(&mut self, number: usize) -> Option<usize> {
+        let place = self.reroute.as_ref()?.settling.place(number);
+        if place.is_some() {
+            return place;
+        }
+        self.take_fresh();
+        self.reroute.as_ref()?.settling.place(number)
+    }
+
+    /// Takes new queue pairs in place of some of which nothing is left.
+    fn take_fresh(&mut self) {
+        let Some(reroute) = &mut self.reroute else { return };
+        for Fresh { lanes, flush } in reroute.shared.take_fresh() {
+            for (number, qp) in lanes {
+                let place = number & PLACE;
+                let Some(lane) = self.lanes.get_mut(place) else { continue };
+                reroute.shared.discard(lane.renew(number, qp));
+                reroute.lanes[place] = Late::default();
+                reroute.settling.renew(number);
+            }
+            if let Some((rail, qp)) = flush
+                && let Some(flush) = self.flush.iter_mut().find(|flush| flush.lane.rail == rail)
+            {
+                reroute.shared.discard(flush.lane.renew(qp));
+            }
+        }
+    }
+
+    /// Gives the credit of a slot back to the lane that it had at first, if that may be posted on again.
+    pub(super) fn bring_home(&mut self, slot: usize) {
+        let home = slot % self.lanes.len();
+        let Some(reroute) = &self.reroute else { return };
+        if self.credits.lane(slot) == home || self.credits.is_blocked(slot) {
+            return;
+        }
+        let number = reroute.settling.number(home);
+        if !self.slots[slot].is_waiting() && reroute.shared.is_usable(number) {
+            self.credits.move_to(slot, home, number);
+            self.shape_credit(slot, 1);
+        }
     }
 
     /// Takes note of completion `index` of the last poll where that is not done as usual. `false`: it is.
@@ -56,45 +125,54 @@ impl RecvComm {
     /// # Errors
     /// What came answers no receive.
     pub(super) fn note_rerouted(&mut self, index: usize) -> Result<bool, Fault> {
-        let Some(reroute) = &mut self.reroute else { return Ok(false) };
-        let wc = self.pump.wc.get(index);
-        let id = WrId(wc.id());
-        let lane = id.lane();
+        let id = WrId(self.pump.wc.get(index).id());
+        let number = id.lane();
+        if self.reroute.is_none() {
+            return Ok(false);
+        }
         match id.kind() {
-            Some(Kind::Receive) if wc.is_success() => {
-                if reroute.shared.count(lane) {
+            Some(kind @ (Kind::Receive | Kind::Credit)) => {
+                // Nothing should be left of a lane that is no more; if there is, it says nothing.
+                let Some(place) = self.place(number) else { return Ok(true) };
+                let Some(reroute) = &mut self.reroute else { return Ok(false) };
+                reroute.came_back(place, kind);
+                let wc = self.pump.wc.get(index);
+                if !wc.is_success() {
+                    let status = wc.status();
+                    let why = || reroute.shared.failed_by(number, status);
+                    let stopped = reroute.shared.is_stopped(number)
+                        || (is_survivable(status) && reroute.shared.stop_like(number, why));
+                    reroute.settling.busy |= stopped;
+                    return Ok(stopped);
+                }
+                if kind == Kind::Credit {
+                    // It may have gone another way meanwhile, whose completion counts.
+                    return Ok(self.credits.lane(id.slot()) != place);
+                }
+                if reroute.shared.count(number) {
                     return Ok(false);
                 }
-                let (end, late) = ((Imm(wc.imm()), wc.byte_len()), &mut reroute.lanes[lane]);
+                let (end, late) = ((Imm(wc.imm()), wc.byte_len()), &mut reroute.lanes[place]);
                 if late.owed > 0 {
                     late.owed -= 1;
                     self.arrived(end.0, end.1)?;
-                } else if !reroute.settling.is_settled(lane) {
+                } else if !reroute.settling.is_settled(place) {
                     late.held.push_back(end);
                     reroute.settling.busy = true;
                 }
                 // Else it is sent again.
                 Ok(true)
             }
-            // The credit went another way meanwhile, whose completion counts.
-            Some(Kind::Progress) if wc.is_success() => Ok(self.credits.lane(id.slot()) != lane),
-            Some(Kind::Receive | Kind::Progress) => {
-                let status = wc.status();
-                let why = || failed_by(&self.peer, lane, status);
-                let stopped = reroute.shared.is_stopped(lane)
-                    || (is_survivable(status) && reroute.shared.stop_like(lane, why));
-                reroute.settling.busy |= stopped;
-                Ok(stopped)
-            }
-            Some(Kind::Flush) if !wc.is_success() => {
-                let status = wc.status();
-                let Some(rail) = self.flush.get(lane).map(|flush| flush.lane.rail) else {
+            Some(Kind::Flush) if !self.pump.wc.get(index).is_success() => {
+                let status = self.pump.wc.get(index).status();
+                let Some(rail) = self.flush.get(number).map(|flush| flush.lane.rail) else {
                     return Ok(false);
                 };
+                let survives = is_survivable(status) || self.is_rail_stopped(rail);
+                let Some(reroute) = &mut self.reroute else { return Ok(false) };
                 let why =
                     || format!("{}: flush: {}", self.peer, crate::verbs::cq::status_name(status));
-                let stopped = reroute.shared.is_rail_stopped(rail)
-                    || (is_survivable(status) && reroute.shared.stop_rail(rail, why));
+                let stopped = survives && reroute.shared.stop_flush(rail, why);
                 reroute.settling.busy |= stopped;
                 if stopped {
                     self.flushed(id);
@@ -110,24 +188,57 @@ impl RecvComm {
         let Some(reroute) = self.reroute.as_mut().filter(|reroute| reroute.settling.busy) else {
             return Ok(false);
         };
+        let fresh = reroute.shared.has_fresh();
+        if fresh {
+            self.take_fresh();
+        }
+        let Some(reroute) = &mut self.reroute else { return Ok(false) };
         let Reroute { shared, settling, .. } = &mut **reroute;
         let (done, waiting) = match settling.look(shared, &self.peer, |_| true) {
             Ok(found) => found,
             Err(error) => return Err(self.fail(error)),
         };
         settling.busy = waiting;
-        for (lane, theirs) in &done {
-            self.resolve(*lane, *theirs)?;
+        for (place, theirs) in &done {
+            self.resolve(*place, *theirs)?;
         }
+        self.tell_drained();
         Ok(!done.is_empty())
     }
 
-    /// Takes what the other end takes for delivered over a stopped lane, and sends its credits another way.
-    fn resolve(&mut self, lane: usize, theirs: u32) -> Result<(), Fault> {
+    /// Tells which lanes nothing is left of, so that others may take their places.
+    fn tell_drained(&self) {
+        let Some(reroute) =
+            self.reroute.as_ref().filter(|reroute| reroute.shared.recovery.is_some())
+        else {
+            return;
+        };
+        let shared = &reroute.shared;
+        for (place, (late, lane)) in reroute.lanes.iter().zip(&self.lanes).enumerate() {
+            let number = reroute.settling.number(place);
+            let all = self.depth.wrapping_add(lane.refills.wrapping_mul(RECV_BATCH));
+            let out = all.wrapping_sub(late.back);
+            if reroute.settling.is_settled(place)
+                && (late.owed, late.credits, out) == (0, 0, 0)
+                && !shared.is_drained(number)
+            {
+                shared.drained(number);
+            }
+        }
+        for flush in self.flush.iter().filter(|flush| flush.lane.is_idle()) {
+            if !shared.is_flush_drained(flush.lane.rail) {
+                shared.flush_drained(flush.lane.rail);
+            }
+        }
+    }
+
+    /// Takes what the other end takes for delivered over the stopped lane in a place, and sends its credits another way.
+    fn resolve(&mut self, place: usize, theirs: u32) -> Result<(), Fault> {
         let Some(reroute) = &mut self.reroute else { return Ok(()) };
-        let late = &mut reroute.lanes[lane];
+        let late = &mut reroute.lanes[place];
         let mut held = std::mem::take(&mut late.held);
-        let taken = match ahead(reroute.shared.counted(lane), theirs, self.depth as usize) {
+        let number = reroute.settling.number(place);
+        let taken = match ahead(reroute.shared.counted(number), theirs, self.depth as usize) {
             Ok(taken) => taken,
             Err(e) => {
                 let error = e.context(&self.peer);
@@ -139,10 +250,12 @@ impl RecvComm {
         for (imm, bytes) in held {
             self.arrived(imm, bytes)?;
         }
-        for slot in (0..SLOTS).filter(|slot| self.credits.lane(*slot) == lane).collect::<Vec<_>>() {
-            let other = self.reroute.as_ref().and_then(|reroute| reroute.shared.pick(lane));
-            let Some(other) = other else { break };
-            self.credits.move_to(slot, other);
+        for slot in (0..SLOTS).filter(|slot| self.credits.lane(*slot) == place).collect::<Vec<_>>()
+        {
+            let Some(reroute) = &self.reroute else { break };
+            let Some(other) = reroute.settling.pick(&reroute.shared, place) else { break };
+            let number = reroute.settling.number(other);
+            self.credits.move_to(slot, other, number);
             let members = usize::from(self.slots[slot].members);
             let awaits = self.slots[slot].is_waiting() && !self.slots[slot].copying;
             self.shape_credit(slot, 1);

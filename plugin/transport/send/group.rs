@@ -11,7 +11,7 @@ use crate::memory::region::MAX_RAILS;
 use crate::profiler::Parent;
 use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
-use crate::transport::lane::{Kind, WrId};
+use crate::transport::lane::{Kind, PLACE, WrId};
 use crate::transport::request::Request;
 use crate::transport::stripe::Imm;
 use crate::verbs::sys::{WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM};
@@ -106,7 +106,7 @@ pub(super) struct Cursor {
     pub(super) member: usize,
     /// Bytes of the member's share of this part that were made into work requests.
     pub(super) offset: u32,
-    /// The lane on which this part began, where rails may fail.
+    /// The number of the lane on which this part began, where rails may fail.
     pub(super) lane: usize,
 }
 
@@ -292,12 +292,12 @@ impl SendComm {
             let mut index = (self.forming.first + cursor.part as usize) % lanes;
             if let Some(reroute) = &self.reroute {
                 let before = (cursor.member != 0 || cursor.offset != 0).then_some(cursor.lane);
-                let Some(lane) = reroute.lane(cursor, index) else { break };
-                index = lane;
+                let Some(place) = reroute.place(cursor, index) else { break };
+                index = place;
                 // The event of pieces that were left behind has no other end.
-                let left = before.filter(|before| *before != lane);
+                let left = before.filter(|before| *before != cursor.lane);
                 if let (Some(left), Some(profile)) = (left, &mut self.profile) {
-                    profile.stop(slot, left);
+                    profile.stop(slot, left & PLACE);
                 }
             }
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
@@ -315,7 +315,7 @@ impl SendComm {
                 break;
             }
             if let Err(errno) = self.route.lanes[index].post(&mut self.chain.0, count) {
-                if self.reroute.as_ref().is_some_and(|r| r.shared.is_stopped(index)) {
+                if self.reroute.as_ref().is_some_and(|r| r.shared.is_stopped(cursor.lane)) {
                     // Stopped meanwhile: nothing was posted, and the part begins anew on another lane.
                     self.chunks_used = chunks;
                     continue;
@@ -383,7 +383,9 @@ impl SendComm {
         let first = at.position(0);
         let (max_message, begin) = (self.route.max_message, self.forming.first);
         let imm = Imm::new(sequence, cursor.parts, cursor.record).0;
-        let id = |kind, ahead: usize| WrId::new(kind, lane, slot, first.wrapping_add(ahead as u32));
+        let number = self.reroute.as_ref().map_or(lane, |reroute| reroute.number(lane));
+        let id =
+            |kind, ahead: usize| WrId::new(kind, number, slot, first.wrapping_add(ahead as u32));
         let members = self.forming.members;
         let carries_record = cursor.record && cursor.part == 0;
         // Data may carry the immediate itself unless a record must follow or packets may overtake each other.

@@ -5,8 +5,9 @@ use super::{SLOTS, SendComm};
 use crate::error::Fault;
 use crate::memory::bounce::CHUNKS;
 use crate::transport::comm::Ending;
-use crate::transport::failover::{Failover, Settling, ahead, failed_by, is_survivable};
-use crate::transport::lane::{Kind, WrId};
+use crate::transport::failover::{Failover, is_survivable};
+use crate::transport::lane::{Kind, PLACE, WrId};
+use crate::transport::settling::{Settling, ahead};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Reroute {
     pub(super) shared: Arc<Failover>,
-    /// For each lane the parts whose ends were posted there and not acknowledged, in order.
+    /// For the lane in each place the parts whose ends were posted there and not acknowledged, in order.
     under_way: Box<[VecDeque<Part>]>,
     /// Answers that are not complete.
     kept: [Option<Box<Forming>>; SLOTS],
@@ -51,25 +52,34 @@ impl Reroute {
         self.settling.busy = true;
     }
 
-    /// The lane for a part that would go on `nominal`; `cursor` says how far it is. `None`: none now. A part of which
-    /// pieces are on a lane that was stopped begins anew, and not before both ends have told: until then they may still
-    /// arrive, and its receive must not be complete by then.
-    pub(super) fn lane(&self, cursor: &mut Cursor, nominal: usize) -> Option<usize> {
-        let begins = cursor.member == 0 && cursor.offset == 0;
-        if !begins && !self.shared.is_stopped(cursor.lane) {
-            return Some(cursor.lane);
-        }
-        if !begins && !self.settling.is_settled(cursor.lane) {
-            return None;
+    /// The place for a part that would go on `nominal`; `cursor` says how far it is, and on which lane. `None`: none now.
+    /// A part of which pieces are on a lane that was stopped begins anew, and not before both ends have told: until then
+    /// they may still arrive, and its receive must not be complete by then.
+    pub(super) fn place(&self, cursor: &mut Cursor, nominal: usize) -> Option<usize> {
+        let begun = cursor.member != 0 || cursor.offset != 0;
+        // A lane that is no more was settled before another took its place.
+        if let Some(place) = self.settling.place(cursor.lane).filter(|_| begun) {
+            if !self.shared.is_stopped(cursor.lane) {
+                return Some(place);
+            }
+            if !self.settling.is_settled(place) {
+                return None;
+            }
         }
         (cursor.member, cursor.offset) = (0, 0);
-        cursor.lane = self.shared.pick(nominal)?;
-        Some(cursor.lane)
+        let place = self.settling.pick(&self.shared, nominal)?;
+        cursor.lane = self.settling.number(place);
+        Some(place)
     }
 
-    /// The end of a part was posted.
-    pub(super) fn posted(&mut self, lane: usize, slot: usize, number: u32) {
-        self.under_way[lane].push_back(Part { slot: slot as u8, number: number as u8 });
+    /// The number of the lane in a place.
+    pub(super) fn number(&self, place: usize) -> usize {
+        self.settling.number(place)
+    }
+
+    /// The end of a part was posted on the lane in a place.
+    pub(super) fn posted(&mut self, place: usize, slot: usize, number: u32) {
+        self.under_way[place].push_back(Part { slot: slot as u8, number: number as u8 });
     }
 
     /// Keeps an answer that was posted whole, until it is complete; gives an empty one for the next.
@@ -93,30 +103,34 @@ impl SendComm {
         let Some(reroute) = &mut self.reroute else { return false };
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
-        let number = id.lane();
+        let (number, place) = (id.lane(), id.place());
         let (Some(kind @ (Kind::Part | Kind::Progress)), Some(lane)) =
-            (id.kind(), self.route.lanes.get_mut(number))
+            (id.kind(), self.route.lanes.get_mut(place))
         else {
             return false;
         };
+        // Nothing should be left of a lane that is no more; if there is, it says nothing about the one in its place.
+        if reroute.number(place) != number {
+            return true;
+        }
         if wc.is_success() {
             if kind == Kind::Progress {
                 return false;
             }
             if reroute.shared.count(number) {
-                reroute.under_way[number].pop_front();
+                reroute.under_way[place].pop_front();
                 return false;
             }
             // Too late: the other end decides whether it came.
         } else if !reroute.shared.is_stopped(number) {
             let status = wc.status();
-            let why = || failed_by(&self.peer, number, status);
+            let why = || reroute.shared.failed_by(number, status);
             if !is_survivable(status) || !reroute.shared.stop_like(number, why) {
                 return false;
             }
         }
         if let Some(profile) = &mut self.profile {
-            profile.stop(id.slot(), number);
+            profile.stop(id.slot(), place);
         }
         lane.complete(id.position());
         self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
@@ -130,14 +144,18 @@ impl SendComm {
             return Ok(false);
         };
         let Reroute { shared, settling, .. } = &mut **reroute;
-        let lanes = &self.route.lanes;
-        let (done, waiting) = match settling.look(shared, &self.peer, |lane| lanes[lane].is_idle())
-        {
+        let lanes = &mut self.route.lanes;
+        for (number, qp) in shared.take_fresh().into_iter().flat_map(|fresh| fresh.lanes) {
+            shared.discard(lanes[number & PLACE].renew(qp));
+            settling.renew(number);
+        }
+        let quiet = |place: usize| lanes[place].is_idle();
+        let (done, waiting) = match settling.look(shared, &self.peer, quiet) {
             Ok(found) => found,
             Err(error) => return Err(self.fail(error)),
         };
-        for (lane, theirs) in &done {
-            self.resolve(*lane, *theirs)?;
+        for (place, theirs) in &done {
+            self.resolve(*place, *theirs)?;
         }
         if self.forming.cursor.is_some() {
             self.advance()?;
@@ -149,11 +167,12 @@ impl SendComm {
         Ok(!done.is_empty())
     }
 
-    /// Decides what of a stopped lane is sent again: both ends told their counts, and nothing is under way.
-    fn resolve(&mut self, lane: usize, theirs: u32) -> Result<(), Fault> {
+    /// Decides what of the stopped lane in a place is sent again: both ends told their counts, and nothing is under way.
+    fn resolve(&mut self, place: usize, theirs: u32) -> Result<(), Fault> {
         let Some(reroute) = &mut self.reroute else { return Ok(()) };
-        let parts = std::mem::take(&mut reroute.under_way[lane]);
-        let arrived = match ahead(reroute.shared.counted(lane), theirs, parts.len()) {
+        let number = reroute.number(place);
+        let parts: Vec<_> = reroute.under_way[place].drain(..).collect();
+        let arrived = match ahead(reroute.shared.counted(number), theirs, parts.len()) {
             Ok(arrived) => arrived,
             Err(e) => {
                 let error = e.context(&self.peer);
@@ -166,6 +185,7 @@ impl SendComm {
             reroute.again.push_back((*part, answer.cursor_at(part.number.into())));
             reroute.resent += 1;
         }
+        reroute.shared.drained(number);
         for part in parts.iter().take(arrived) {
             self.part_done(part.slot.into());
         }

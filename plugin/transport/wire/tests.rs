@@ -27,12 +27,19 @@ fn end() -> impl Strategy<Value = End> {
         any::<u32>(),
         "[a-z0-9.-]{0,64}",
         "[a-z0-9_:+]{0,128}",
-        any::<(u64, u8, u8, u8, bool)>(),
+        any::<(u64, u8, u8, u8, bool, bool)>(),
         vec(rail(), 1..=MAX_RAILS),
         vec(lane(), 1..=MAX_PARTS),
     )
         .prop_map(
-            |(pid, host, device, (memory, stride, traffic_class, sl, failover), rails, lanes)| {
+            |(
+                pid,
+                host,
+                device,
+                (memory, stride, traffic_class, sl, failover, more),
+                rails,
+                lanes,
+            )| {
                 End {
                     identity: Identity { pid, host, device },
                     memory,
@@ -40,11 +47,26 @@ fn end() -> impl Strategy<Value = End> {
                     traffic_class,
                     sl,
                     failover,
+                    recovery: failover && more,
                     rails,
                     lanes,
                 }
             },
         )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let offer =
+        || (rail(), vec(lane(), 1..=MAX_PARTS)).prop_map(|(rail, queues)| Offer { rail, queues });
+    prop_oneof![
+        Just(Step::Settled),
+        offer().prop_map(Step::Probe),
+        offer().prop_map(Step::Answer),
+        offer().prop_map(Step::Lanes),
+        offer().prop_map(Step::Ready),
+        Just(Step::InUse),
+        "[ -~]{0,200}".prop_map(Step::Failed),
+    ]
 }
 
 fn message() -> impl Strategy<Value = Message> {
@@ -56,6 +78,8 @@ fn message() -> impl Strategy<Value = Message> {
         vec(any::<(u8, u32)>(), 0..=MAX_PARTS).prop_map(Message::Bye),
         vec(any::<(u8, u32)>(), 0..=MAX_PARTS).prop_map(Message::Stopped),
         "[ -~]{0,200}".prop_map(Message::Failed),
+        (any::<(u8, u8)>(), any::<u32>(), step())
+            .prop_map(|(rails, attempt, step)| Message::Recovery { rails, attempt, step }),
     ]
 }
 
@@ -148,7 +172,73 @@ fn a_stranger_is_recognised_by_one_byte() {
 
 #[test]
 fn a_peer_cannot_forge_log_lines() {
-    let bytes = Message::Refusal("no\nNCCL WARN all is lost".into()).encode();
+    let lie = || "no\nNCCL WARN all is lost".to_owned();
+    let bytes = Message::Refusal(lie()).encode();
     let Some((Message::Refusal(text), _)) = Message::decode(&bytes).unwrap() else { panic!() };
     assert!(!text.contains('\n'));
+    let step = Step::Failed(lie());
+    let bytes = Message::Recovery { rails: (0, 0), attempt: 1, step }.encode();
+    let Some((Message::Recovery { step: Step::Failed(text), .. }, _)) =
+        Message::decode(&bytes).unwrap()
+    else {
+        panic!()
+    };
+    assert!(!text.contains('\n'));
+}
+
+/// The body of a message about a recovery, with as much of it as there is of `bytes` behind rails and attempt.
+fn recovery(bytes: &[u8]) -> Result<Option<(Message, usize)>> {
+    let mut w = Writer::default();
+    w.u32(MESSAGE_MAGIC);
+    w.u16(VERSION);
+    w.u16(8);
+    w.u32(6 + bytes.len() as u32);
+    w.bytes(&[0, 1, 9, 0, 0, 0]);
+    w.bytes(bytes);
+    Message::decode(&w.0)
+}
+
+#[test]
+fn steps_of_a_recovery_are_bounded() {
+    assert!(recovery(&[1]).unwrap().is_some());
+    let error = |bytes: &[u8]| recovery(bytes).unwrap_err().to_string();
+    for step in [0, 8, 255] {
+        assert!(error(&[step]).contains("unknown step"));
+    }
+    assert!(error(&[]).contains("cut short"));
+    assert!(error(&[1, 0]).contains("too many"));
+    let offer = |queues: u16| [&[4][..], &[0; 29], &queues.to_le_bytes()].concat();
+    assert!(error(&offer(0)).contains("0 queue pairs"));
+    assert!(error(&offer(1)).contains("cut short"));
+    assert!(error(&offer(MAX_PARTS as u16 + 1)).contains("the limit is"));
+}
+
+#[test]
+fn recovery_is_not_had_without_failover() {
+    let end = End {
+        identity: Identity::default(),
+        memory: 0,
+        stride: 32,
+        traffic_class: 0,
+        sl: 0,
+        failover: false,
+        recovery: true,
+        rails: vec![WireRail {
+            lid: 0,
+            link_layer: 0,
+            mtu: 0,
+            port: 0,
+            speed: 0,
+            gid: [0; 16],
+            rkey: 0,
+        }],
+        lanes: vec![WireLane::default()],
+    };
+    let mut bytes = Message::Reply(end).encode();
+    let Some((Message::Reply(read), _)) = Message::decode(&bytes).unwrap() else { panic!() };
+    assert!(!read.failover && !read.recovery);
+    // The flags lie before the rails, which end with the lanes.
+    let flags = bytes.len() - 22 - 29 - 2;
+    bytes[flags] = 2;
+    assert!(Message::decode(&bytes).is_err());
 }
