@@ -5,7 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use nccl_net_pinrail::transport::subnet::Subnet;
 use nccl_net_pinrail::transport::wire::{
-    End, HANDLE_BYTES, HEADER_BYTES, Handle, Hello, Identity, MAX_BODY, Message, WireLane, WireRail,
+    End, HANDLE_BYTES, HEADER_BYTES, Handle, Hello, Identity, MAX_BODY, Message, Offer, Step,
+    WireLane, WireRail,
 };
 
 fn end(rails: usize, lanes: usize) -> End {
@@ -25,12 +26,19 @@ fn end(rails: usize, lanes: usize) -> End {
         traffic_class: 106,
         sl: 3,
         failover: rails > 1,
+        recovery: rails > 2,
         rails: vec![rail; rails],
         lanes: vec![WireLane { qpn: 77, psn: 5, ece: [1, 2, 3] }; lanes],
     }
 }
 
+fn recovery(step: Step) -> Message {
+    Message::Recovery { rails: (0, 1), attempt: 3, step }
+}
+
 fn seeds() -> Vec<Vec<u8>> {
+    let end_of = end(1, 1);
+    let offer = |queues| Offer { rail: end_of.rails[0], queues: vec![end_of.lanes[0]; queues] };
     let messages = [
         Message::Hello(Hello { nonce: 1, end: end(1, 1) }),
         Message::Hello(Hello { nonce: u64::MAX, end: end(8, 128) }),
@@ -41,6 +49,13 @@ fn seeds() -> Vec<Vec<u8>> {
         Message::Bye(vec![(3, 7)]),
         Message::Stopped(vec![(0, 1), (127, u32::MAX)]),
         Message::Failed("a work request failed".into()),
+        recovery(Step::Settled),
+        recovery(Step::Probe(offer(1))),
+        recovery(Step::Answer(offer(1))),
+        recovery(Step::Lanes(offer(128))),
+        recovery(Step::Ready(offer(2))),
+        recovery(Step::InUse),
+        recovery(Step::Failed("the path is not well".into())),
     ];
     let mut seeds: Vec<_> = messages.iter().map(Message::encode).collect();
     seeds.push(seeds.concat());

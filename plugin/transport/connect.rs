@@ -305,7 +305,7 @@ impl Connecting {
         );
         let max_message = parts.rails.iter().map(|r| r.device.max_message).min().unwrap_or(0);
         let failover = (settings.port_failover && end.failover)
-            .then(|| Failover::new(&mut parts.lanes, Box::default(), &self.gate, &peer, recovery))
+            .then(|| Failover::new(&mut parts.lanes, &[], &self.gate, &peer, recovery))
             .flatten();
         let route = send::Route {
             failover: failover.clone(),

@@ -14,7 +14,7 @@ use super::comm::Peer;
 use super::lane::{Lane, PLACE};
 use super::mail::Mail;
 use super::recovery::Recovery;
-use super::way::{OTHER, STOPPED, Way};
+use super::way::{STOPPED, Way, index, number};
 use super::wire::Message;
 use crate::memory::{Gate, GateState};
 use crate::verbs::QueuePair;
@@ -82,7 +82,7 @@ impl Failover {
     /// Of an end with these lanes; `None` where they join one pair of rails only.
     pub(super) fn new(
         lanes: &mut [Lane],
-        flushes: Box<[(usize, usize)]>,
+        flushes: &[(usize, usize)],
         gate: &Gate,
         peer: &Peer,
         recovery: Option<Recovery>,
@@ -127,9 +127,7 @@ impl Failover {
 
     /// Where the way of a number is.
     fn index(&self, number: usize) -> Option<usize> {
-        let (place, places) = (number & PLACE, self.current.len());
-        let index = if number < OTHER { place } else { place + places };
-        (place < places && index < self.ways.len()).then_some(index)
+        index(number, self.current.len()).filter(|index| *index < self.ways.len())
     }
 
     fn way(&self, number: usize) -> Option<&Way> {
@@ -138,8 +136,7 @@ impl Failover {
 
     /// Every number that a lane may have.
     fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
-        let places = self.current.len();
-        (0..self.ways.len()).map(move |i| if i < places { i } else { i - places + OTHER })
+        (0..self.ways.len()).map(|i| number(i, self.current.len()))
     }
 
     /// The number of the lane in a place.

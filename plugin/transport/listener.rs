@@ -335,8 +335,9 @@ impl Listener {
         let depth = self.receives(&hello);
         let failover = (settings.port_failover && hello.failover)
             .then(|| {
-                let flushes = flush.iter().map(|f| (f.lane.qp().identity(), f.lane.rail)).collect();
-                Failover::new(&mut parts.lanes, flushes, &self.gate, &peer, recovery)
+                let flushes = flush.iter().map(|f| (f.lane.qp().identity(), f.lane.rail));
+                let flushes: Vec<_> = flushes.collect();
+                Failover::new(&mut parts.lanes, &flushes, &self.gate, &peer, recovery)
             })
             .flatten();
         let route = recv::Route {

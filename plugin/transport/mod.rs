@@ -154,6 +154,12 @@ impl Transport {
         if !names.is_empty() {
             tracing::info!("GPU memory: {}", self.gpu_memory());
         }
+        if self.settings.port_recovery && !self.settings.port_failover {
+            tracing::warn!(
+                "NCCL_IB_RESILIENCY_PORT_RECOVERY=1 has no effect without NCCL_IB_RESILIENCY_PORT_FAILOVER=1: a connection \
+                 that ends with its first failed rail has none to bring back"
+            );
+        }
         let memlock = host::limits::memlock();
         if !names.is_empty() && memlock.soft.is_some() {
             tracing::info!(

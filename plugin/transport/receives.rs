@@ -25,19 +25,17 @@ pub(super) struct RecvLane {
     /// How often a batch was posted beside the receives that there were at first.
     pub(super) refills: u32,
     refill: RecvChain,
-    /// Whether any data came this way.
-    used: bool,
 }
 
 impl RecvLane {
     /// Lane number `number`, whose receives are posted.
     pub(super) fn new(number: usize, lane: Lane) -> Self {
-        Self { lane, consumed: 0, refills: 0, refill: receives(number), used: false }
+        Self { lane, consumed: 0, refills: 0, refill: receives(number) }
     }
 
     /// Goes on as number `number` with another queue pair, whose receives are posted; gives the one before.
     pub(super) fn renew(&mut self, number: usize, qp: QueuePair) -> QueuePair {
-        (self.consumed, self.refills, self.refill, self.used) = (0, 0, receives(number), false);
+        (self.consumed, self.refills, self.refill) = (0, 0, receives(number));
         self.lane.renew(qp)
     }
 
@@ -58,15 +56,13 @@ impl RecvLane {
     #[inline(never)]
     fn refill(&mut self) -> Result<(), i32> {
         self.consumed = 0;
-        self.used = true;
-        self.lane.qp().post_recv(&mut self.refill)?;
         self.refills = self.refills.wrapping_add(1);
-        Ok(())
+        self.lane.qp().post_recv(&mut self.refill)
     }
 
     /// Whether any data came this way.
     pub(super) fn is_used(&self) -> bool {
-        self.used || self.consumed > 0
+        self.refills > 0 || self.consumed > 0
     }
 }
 

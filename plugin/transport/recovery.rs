@@ -93,6 +93,12 @@ impl Recovery {
         self.rouse();
     }
 
+    /// Without the lock, for which nobody should have to wait that long.
+    fn destroy(&self) {
+        let discarded = std::mem::take(&mut *lock(&self.discarded));
+        drop(discarded);
+    }
+
     /// How often a rail was taken into use again.
     pub(super) fn back(&self) -> u32 {
         self.back.load(Ordering::Relaxed)
@@ -100,15 +106,16 @@ impl Recovery {
 
     /// The connection's queue pairs go, and all that is here.
     pub(super) fn end(&self) {
-        drop(lock(&self.works).take());
-        drop(std::mem::take(&mut *lock(&self.discarded)));
+        let works = lock(&self.works).take();
+        drop(works);
+        self.destroy();
     }
 
     /// Goes on with what is due; when to look again. Called by the event thread, with no lock of its own held: making and
     /// destroying queue pairs takes its time.
     pub(super) fn attend(&self, failover: &Failover) -> Option<Instant> {
         self.roused.store(false, Ordering::Release);
-        drop(std::mem::take(&mut *lock(&self.discarded)));
+        self.destroy();
         let mut works = lock(&self.works);
         let Works { means, bridges } = works.as_mut().filter(|_| failover.is_alive())?;
         let now = Instant::now();

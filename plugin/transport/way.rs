@@ -13,6 +13,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// In a number: the second of its place.
 pub const OTHER: usize = PLACE + 1;
 
+/// Where the way of a number is among those of so many places: their own, then the others. `None`: there is no such place.
+pub(super) fn index(number: usize, places: usize) -> Option<usize> {
+    let place = number & PLACE;
+    let turn = if number & OTHER == 0 { 0 } else { places };
+    (place < places && number <= PLACE | OTHER).then_some(place + turn)
+}
+
+/// The number of the way that is there.
+pub(super) fn number(index: usize, places: usize) -> usize {
+    if index < places { index } else { index - places + OTHER }
+}
+
 /// In the word of a way: it was stopped, and the count stays.
 pub(super) const STOPPED: u32 = 1 << 31;
 
@@ -128,5 +140,67 @@ impl Way {
     /// Both queue pairs and their addresses.
     pub(super) fn text(&self) -> String {
         self.pair().text.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn numbers_and_their_places_agree(places in 1..=PLACE + 1, at in any::<prop::sample::Index>()) {
+            let way = at.index(2 * places);
+            let number = number(way, places);
+            prop_assert!(u8::try_from(number).is_ok());
+            prop_assert_eq!(index(number, places), Some(way));
+            prop_assert_eq!(index(number ^ OTHER, places), Some((way + places) % (2 * places)));
+            prop_assert_eq!(number & PLACE, way % places);
+        }
+
+        #[test]
+        fn no_number_leads_elsewhere(places in 1..=PLACE + 1, number: u16) {
+            let found = index(number.into(), places);
+            prop_assert!(found.is_none_or(|way| way < 2 * places));
+            prop_assert_eq!(found.is_some(), usize::from(number) & PLACE < places && number < 256);
+        }
+    }
+
+    #[test]
+    fn a_count_is_final_once_it_was_stopped() {
+        let way = Way::vacant((0, 1));
+        assert!(way.is_stopped() && way.is_drained() && !way.is_usable() && !way.count());
+        assert_eq!(way.stop(), None);
+        // As it begins, without a queue pair.
+        way.muted.store(true, Ordering::Release);
+        way.drained.store(false, Ordering::Release);
+        way.word.store(0, Ordering::Release);
+        assert!(!way.is_stopped() && !way.is_usable());
+        assert!(way.count() && way.count());
+        way.unmute();
+        assert!(way.is_usable());
+        assert_eq!((way.stop(), way.stop()), (Some(2), None));
+        assert!(!way.count() && way.counted() == 2 && !way.is_drained());
+        way.set_drained();
+        assert!(way.is_drained());
+    }
+
+    #[test]
+    fn counts_wrap_below_the_bit() {
+        let way = Way::vacant((0, 0));
+        way.word.store(STOPPED - 1, Ordering::Release);
+        assert!(way.count());
+        assert_eq!((way.counted(), way.is_stopped()), (0, false));
+    }
+
+    #[test]
+    fn a_queue_that_is_no_more_is_not_meant() {
+        let way = Way::vacant((0, 0));
+        assert!(!way.is_queue(0));
+        way.queue.store(77, Ordering::Release);
+        assert!(way.is_queue(77) && !way.is_queue(78));
+        way.set_drained();
+        assert!(!way.is_queue(77));
     }
 }

@@ -209,7 +209,7 @@ impl Bridge {
                     Ok(false) => Some(Error::remote(format!("no acknowledgement in {limit:?}"))),
                     Err(e) => Some(e),
                 };
-                let Some(why) = failed.map(|e| e.to_string()) else { return None };
+                let why = failed?.to_string();
                 self.say(failover, Step::Failed(why.clone()));
                 self.fail(failover, means, &why);
                 Some(now)
