@@ -8,7 +8,7 @@ FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
 FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
 	-Wshadow -fno-omit-frame-pointer -pthread
 
-FFI_SHARED := harness payload observe net pair softrnic held forked records host traffic
+FFI_SHARED := harness payload observe net pair softrnic held forked records host traffic mill quiet
 # A CUDA driver that programs load, and a library of mlx5 devices.
 FFI_CUDA := $(FFI_OUT)/libcuda.so.1
 FFI_MLX5 := $(FFI_OUT)/libmlx5.so.1

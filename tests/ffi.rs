@@ -597,6 +597,10 @@ programs! {
         ],
         once: []
     }
+    soak {
+        each: [],
+        once: [seeds, same_run]
+    }
     faults {
         each: [registration_fails_while_connecting, user_registration_fails, port_down_and_up],
         once: []
