@@ -10,11 +10,13 @@ compile_error!("panics are contained at the C boundary, which needs panic = \"un
 
 pub mod abi;
 pub mod capi;
+pub mod clock;
 #[deny(unsafe_code)]
 pub mod config;
 pub mod cuda;
 #[deny(unsafe_code)]
 pub mod error;
+pub mod hint;
 #[deny(unsafe_code)]
 pub mod host;
 pub mod library;
@@ -24,6 +26,7 @@ pub mod memory;
 pub mod profiler;
 #[deny(unsafe_code)]
 pub mod records;
+pub mod signal;
 pub mod sync;
 pub mod thread;
 #[deny(unsafe_code)]

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Places that may contain unsafe code: folders end in a slash. The reason stands in each file's first lines.
-const UNSAFE_ROOMS: [&str; 14] = [
+const UNSAFE_ROOMS: [&str; 19] = [
     "abi/",
     "verbs/",
     "cuda/",
@@ -17,16 +17,21 @@ const UNSAFE_ROOMS: [&str; 14] = [
     "memory/child.rs",
     "memory/wiped.rs",
     "memory/inventory/shared.rs",
+    "memory/status/board.rs",
+    "memory/status/pages.rs",
     "transport/fifo.rs",
     "transport/request.rs",
     "profiler.rs",
     "thread.rs",
     "library.rs",
     "capi.rs",
+    "clock.rs",
+    "hint.rs",
+    "signal.rs",
 ];
 
 /// Places that may define functions for C, with the only names they may give them; none: any.
-const C_FUNCTIONS: [(&str, &[&str]); 3] = [
+const C_FUNCTIONS: [(&str, &[&str]); 4] = [
     ("abi/", &[]),
     (
         "capi.rs",
@@ -41,10 +46,12 @@ const C_FUNCTIONS: [(&str, &[&str]); 3] = [
     ),
     // What pthread_create calls. Private.
     ("thread.rs", &["run"]),
+    // The handler of SIGUSR2. Private.
+    ("signal.rs", &["on_signal"]),
 ];
 
 /// Folder or file, and modules that it must not name.
-const MUST_NOT_NAME: [(&str, &[&str]); 12] = [
+const MUST_NOT_NAME: [(&str, &[&str]); 15] = [
     ("transport/", &["abi"]),
     ("verbs/", &["abi", "transport", "memory", "config"]),
     ("cuda/", &["abi", "transport", "memory", "verbs"]),
@@ -54,6 +61,9 @@ const MUST_NOT_NAME: [(&str, &[&str]); 12] = [
     ("thread.rs", &["abi", "transport", "verbs", "memory"]),
     ("profiler.rs", &["abi", "transport", "verbs", "memory"]),
     ("library.rs", &["abi", "transport", "verbs", "memory"]),
+    ("clock.rs", &["abi", "transport", "verbs", "memory"]),
+    ("hint.rs", &["abi", "transport", "verbs", "memory"]),
+    ("signal.rs", &["abi", "transport", "verbs", "memory"]),
     ("sync.rs", &["abi", "transport", "verbs", "memory"]),
     ("error.rs", &["abi", "transport", "verbs", "memory"]),
     ("", &["softrnic"]),

@@ -33,6 +33,13 @@ pub enum Command {
     /// Exit status: 0 every variable has the effect that its text asks for, 1 one has not, 2 it could not be told.
     #[command(verbatim_doc_comment)]
     Settings(Settings),
+    /// What the connections of running processes do: peers, waits, messages, bytes, latencies, errors
+    ///
+    /// Reads what the plugin shows; the processes are not disturbed and notice nothing.
+    ///
+    /// Exit status: 0 nothing is wrong, 1 a connection failed, lost a rail or has waited for long, 2 it could not be told.
+    #[command(verbatim_doc_comment)]
+    Status(Status),
 }
 
 /// Options of `doctor`.
@@ -63,6 +70,26 @@ pub struct Settings {
     pub json: bool,
 }
 
+/// Options of `status`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Status {
+    /// The process; else all of this user that have pinrail loaded
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Look again and again, every so many seconds, until interrupted; a process that was named, until it ends
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = interval)]
+    pub watch: Option<f64>,
+    /// Seconds without any progress after which a wait is a problem
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = interval)]
+    pub stalled: f64,
+    /// Write one JSON document instead of text; with --watch one on each line
+    #[arg(long)]
+    pub json: bool,
+    /// Write the text format of Prometheus, for a scraper or a textfile collector
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    pub prometheus: bool,
+}
+
 /// Options of `forks`.
 #[derive(Debug, Clone, Arguments)]
 pub struct Forks {
@@ -75,6 +102,13 @@ pub struct Forks {
     /// Write one JSON document instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// A time in seconds that can be waited.
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds, such as 2 or 0.5")?;
+    let sound = (0.05..=86400.0).contains(&seconds);
+    sound.then_some(seconds).ok_or_else(|| "from 0.05 to 86400 seconds".into())
 }
 
 /// An address, with or without `0x`.
@@ -95,6 +129,19 @@ mod tests {
     #[test]
     fn the_declaration_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn intervals_are_bounded() {
+        assert_eq!(interval("0.5"), Ok(0.5));
+        for bad in ["", "x", "0", "-1", "nan", "inf", "1e9"] {
+            assert!(interval(bad).is_err(), "{bad:?}");
+        }
+        let parse = |line: &[&str]| Args::try_parse_from(line);
+        assert!(parse(&["pinrail", "status", "5", "--watch"]).is_ok());
+        assert!(parse(&["pinrail", "status", "--watch=0.2", "--json"]).is_ok());
+        assert!(parse(&["pinrail", "status", "--prometheus", "--json"]).is_err());
+        assert!(parse(&["pinrail", "status", "0"]).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod doctor;
 mod forks;
 mod output;
 mod settings;
+mod status;
 
 use clap::Parser as _;
 use std::process::ExitCode;
@@ -15,5 +16,6 @@ fn main() -> ExitCode {
         args::Command::Forks(options) => forks::run(&options),
         args::Command::Doctor(options) => doctor::run(&options),
         args::Command::Settings(options) => settings::run(&options),
+        args::Command::Status(options) => status::run(&options),
     }
 }

@@ -8,6 +8,7 @@ use super::objects::{self, Owner};
 use super::transfer::pointer;
 use super::types::{NcclResult, SUCCESS};
 use crate::error::Fault;
+use crate::hint::apart;
 use crate::transport::comm::Ending;
 use crate::transport::request::{Outcome, Request, State};
 use std::ffi::{c_int, c_void};
@@ -50,7 +51,7 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
 unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
-    if request.state() == State::DONE && request.is_of_receive() {
+    if request.state() == State::DONE && request.is_plain() {
         request.put_own();
         // SAFETY: the pointers are those of this test; a receive's own has one member.
         unsafe { write_one(request, done, sizes) };
@@ -59,10 +60,21 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
     if request.state() == State::DONE {
         // Before it goes back: its place in the free list takes the number's.
         let members = request.members();
+        let timed = request.is_of_receive();
         // SAFETY: a complete request belongs to a live communicator.
         match unsafe { objects::owner_of(request) } {
-            Some(Owner::Send(comm)) => comm.put(request),
-            Some(Owner::Recv(comm)) => comm.put(request),
+            Some(Owner::Send(comm)) => {
+                if timed {
+                    comm.pick_up();
+                }
+                comm.put(request);
+            }
+            Some(Owner::Recv(comm)) => {
+                if timed {
+                    comm.pick_up();
+                }
+                comm.put(request);
+            }
             None => {}
         }
         // SAFETY: the pointers are those of this test.
@@ -81,7 +93,7 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
     let owner = unsafe { objects::owner_of(request) };
     match owner {
         Some(Owner::Send(comm)) if found == 1 => {
-            if !comm.settle(0) {
+            if !comm.settle::<false>(0) {
                 // SAFETY: as for this function.
                 return unsafe { test_found_several(request, found) };
             }
@@ -126,7 +138,7 @@ unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
     match unsafe { objects::owner_of(request) } {
         Some(Owner::Send(comm)) => {
-            while settled < count && comm.settle(settled) {
+            while settled < count && comm.settle::<true>(settled) {
                 settled += 1;
             }
         }
@@ -193,6 +205,7 @@ unsafe fn write(request: &Request, members: usize, done: *mut c_int, sizes: *mut
     // SAFETY: the out-pointer of the test in progress, not NULL.
     unsafe { done.write(1) };
     if !sizes.is_null() {
+        apart();
         for member in 0..members {
             // SAFETY: room for the members, by the module text.
             unsafe { sizes.add(member).write(request.size(member)) };

@@ -8,6 +8,7 @@ use super::calls::{null, put};
 use super::objects;
 use super::types::{MAX_MESSAGE, MAX_RECVS, NcclResult, OPTIONAL_COMPLETION, SUCCESS};
 use crate::error::{Error, Fault};
+use crate::hint::apart;
 use crate::memory::Region;
 use crate::profiler::Parent;
 use crate::transport::recv::{Posted, RecvComm};
@@ -169,7 +170,11 @@ unsafe fn try_irecv<S: Size, const EARLY: bool>(
     handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Option<NcclResult> {
-    if n != 1 || comm.is_null() {
+    if comm.is_null() {
+        return None;
+    }
+    apart();
+    if n != 1 {
         return None;
     }
     // SAFETY: not NULL, and as the module text says; the arrays and the request variable are NULL or have an entry.
@@ -183,7 +188,11 @@ unsafe fn try_irecv<S: Size, const EARLY: bool>(
             read(request)?,
         )
     };
-    if handle.is_null() || size > MAX_MESSAGE {
+    if size > MAX_MESSAGE {
+        return None;
+    }
+    apart();
+    if handle.is_null() {
         return None;
     }
     // SAFETY: not NULL, and as the module text says.
@@ -316,14 +325,26 @@ unsafe fn try_iflush(
     handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Option<NcclResult> {
-    if n != 1 || comm.is_null() || request.is_null() {
+    if comm.is_null() {
+        return None;
+    }
+    apart();
+    if n != 1 {
+        return None;
+    }
+    apart();
+    if request.is_null() {
         return None;
     }
     // SAFETY: not NULL, and as the module text says; the arrays are NULL or have an entry.
     let (comm, addr, size, handle) = unsafe {
         (objects::data_or_none::<RecvComm>(comm)?, read(data)?, read(sizes)?, read(handles)?)
     };
-    if handle.is_null() || size <= 0 {
+    if size <= 0 {
+        return None;
+    }
+    apart();
+    if handle.is_null() {
         return None;
     }
     // SAFETY: not NULL, and as the module text says.

@@ -284,7 +284,8 @@ settings! {
     log: Option<LogLevel> = "PINRAIL_LOG", Form::Words(LogLevel::WORDS), default "";
 
     /// A folder that gets one JSON file for each registration that failed, with everything the
-    /// verdict rests on. When not set, only the log tells.
+    /// verdict rests on; for each connection that failed; and the status of all connections then.
+    /// When not set, only the log tells.
     report_dir: Option<PathBuf> = "PINRAIL_REPORT_DIR", Form::Text("a folder"), default "";
 
     /// Where a process with registrations keeps the list of them that `pinrail forks` reads: a file
@@ -292,6 +293,16 @@ settings! {
     /// registration. `off` keeps none.
     inventory: Folder = "PINRAIL_INVENTORY",
         Form::Text("a folder (absolute path), or off"), default "/dev/shm";
+
+    /// Whether a process with connections shows what they do to `pinrail status`: in a memory file that only its user can
+    /// read, of 4 KiB for each end of a connection, which goes with the last of them. A thread that sleeps otherwise looks
+    /// once a second. 0 keeps no file and lets it sleep.
+    status: bool = "PINRAIL_STATUS", Form::Flag, default "1";
+
+    /// 1 lets the signal SIGUSR2 write the status of all connections into `PINRAIL_REPORT_DIR`, within a second. Only where
+    /// the program has no handler of its own for it when the first connection is made. The library then stays loaded
+    /// until the process ends: a handler may be at work at any time.
+    status_signal: bool = "PINRAIL_STATUS_SIGNAL", Form::Flag, default "0";
 
     /// Another root for the sysfs files the plugin reads, in place of `/sys`. For tests on hosts
     /// built from files: the PCI function of each device (`class/infiniband/*/device`), kind and

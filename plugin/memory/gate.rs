@@ -40,7 +40,8 @@ const QUEUE_FAILED: u32 = 16;
 const FORKED: u32 = 0;
 
 impl GateState {
-    fn from_word(word: u32) -> Self {
+    /// The state that a word says.
+    pub(super) fn from_word(word: u32) -> Self {
         match word {
             OPEN => Self::Open,
             2 => Self::PeerClosed,
@@ -54,7 +55,23 @@ impl GateState {
         }
     }
 
-    fn word(self) -> u32 {
+    /// Its name in the output of commands.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Forked => "of-parent",
+            Self::PeerClosed => "peer-closed",
+            Self::PeerGone => "peer-gone",
+            Self::DeviceFailed => "device-failed",
+            Self::QueueFailed(_) => "queue-failed",
+            Self::Failed => "failed",
+            Self::Rerouted => "rerouting",
+            Self::PeerFailed => "peer-failed",
+        }
+    }
+
+    /// Its word.
+    pub(crate) fn word(self) -> u32 {
         match self {
             Self::Forked => FORKED,
             Self::Open => OPEN,

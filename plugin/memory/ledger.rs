@@ -29,6 +29,8 @@ pub enum Purpose {
     Probe,
     /// Memory that an application asked for.
     Application,
+    /// What other processes can read of connections. No device sees it.
+    Status,
 }
 
 impl fmt::Display for Purpose {
@@ -41,6 +43,7 @@ impl fmt::Display for Purpose {
             Self::BounceArena => "bounce arena",
             Self::Probe => "probe",
             Self::Application => "application memory",
+            Self::Status => "status",
         })
     }
 }

@@ -37,6 +37,7 @@ mod ranges;
 pub mod region;
 #[deny(unsafe_code)]
 pub mod registry;
+pub mod status;
 pub mod wiped;
 
 pub use extent::Extent;

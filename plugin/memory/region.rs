@@ -4,6 +4,8 @@ use super::bounce::Bounced;
 use super::collateral::Entry;
 use super::ledger::PinRecord;
 use super::registry::Registered;
+use super::status::Board;
+use super::status::layout::board;
 use crate::verbs::wr::Local;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -50,6 +52,21 @@ pub struct Regions(Arc<Mutex<Table>>);
 struct Table {
     next: u64,
     live: HashMap<u64, Backing>,
+    /// Where they are counted.
+    board: Board,
+}
+
+impl Table {
+    /// Counts a region that was added, or went: `sign` is 1 or its negative.
+    fn count(&self, region: &Region, sign: u64) {
+        let (number, bytes) = if region.is_bounced() {
+            (board::BOUNCED, board::BOUNCED_BYTES)
+        } else {
+            (board::REGISTERED, board::REGISTERED_BYTES)
+        };
+        self.board.share(number, sign);
+        self.board.share(bytes, region.asked.1.wrapping_mul(sign));
+    }
 }
 
 /// What is on record about the memory of a region, for as long as that may be used.
@@ -71,6 +88,11 @@ struct Backing {
 }
 
 impl Regions {
+    /// None yet. They are counted on a board.
+    pub fn new(board: Board) -> Self {
+        Self(Arc::new(Mutex::new(Table { board, ..Table::default() })))
+    }
+
     /// A region over one registration per rail, in rail order, for the range the caller asked for.
     pub fn add(
         &self,
@@ -107,6 +129,7 @@ impl Regions {
         region.id = table.next;
         region.home = Arc::downgrade(&self.0);
         table.next += 1;
+        table.count(&region, 1);
         table.live.insert(region.id, backing);
         region
     }
@@ -115,7 +138,12 @@ impl Regions {
 impl Drop for Region {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
-        let gone = home.lock().unwrap_or_else(PoisonError::into_inner).live.remove(&self.id);
+        let mut table = home.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = table.live.remove(&self.id);
+        if gone.is_some() {
+            table.count(self, 1_u64.wrapping_neg());
+        }
+        drop(table);
         // Verbs run here, after the lock was released.
         if let Some(Backing { bounced: Some(bounced), .. }) = &gone {
             bounced.close();
@@ -148,7 +176,14 @@ impl Region {
     #[inline(always)]
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         let offset = addr.wrapping_sub(self.start);
-        offset <= self.len && len <= self.len - offset
+        // No region is as long as the largest number.
+        offset.saturating_add(len) <= self.len
+    }
+
+    /// Whether the byte at `addr` lies there.
+    #[inline(always)]
+    pub fn holds(&self, addr: u64) -> bool {
+        addr.wrapping_sub(self.start) < self.len
     }
 
     /// Whether the range is reached through copies.
@@ -207,5 +242,7 @@ mod tests {
         assert!(!region.contains(0x1101, 0));
         assert!(!region.contains(u64::MAX, 2));
         assert!(!region.contains(0x1080, u64::MAX));
+        let held = [0xfff, 0x1000, 0x10ff, 0x1100, u64::MAX].map(|addr| region.holds(addr));
+        assert_eq!(held, [false, true, true, false, false]);
     }
 }

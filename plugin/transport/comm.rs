@@ -10,6 +10,7 @@ use super::request::{Outcome, Request, RequestPool};
 use super::wire::Message;
 use crate::error::{Blame, Error, Fault};
 use crate::memory::GateState;
+use crate::memory::status::Board;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub struct Peer {
     pub failures: Arc<Failures>,
     /// What is told to it and what it tells.
     pub mail: Arc<Mail>,
+    /// Where other processes see what this end does.
+    pub board: Board,
 }
 
 impl Peer {
@@ -203,7 +206,11 @@ pub trait Ending {
         // A forked child fails for itself only, and that is told by the call; events are its parent's.
         if pump.gate().state() != GateState::Forked {
             if failure.is_none() {
+                let of_peer = error.blame() == Blame::Remote;
+                let state = GateState::Failed.word().into();
+                peer.board.fail(&error.to_string(), of_peer, error.errno(), state);
                 peer.failures.record(&error, peer, broken);
+                peer.failures.record_status_once();
                 // Who only heard of it has nothing to tell.
                 if pump.gate().state() != GateState::PeerFailed {
                     peer.mail.post(Message::Failed(error.to_string()));

@@ -262,7 +262,7 @@ impl Connecting {
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
-        let peer = setup.peer(end, channel.peer(), &self.transport.failures);
+        let mut peer = setup.peer(end, channel.peer(), &self.transport.failures);
         if settings.warn_rail_local {
             let (ours, theirs) = (setup.numbers(), end.numbers());
             if ours != theirs {
@@ -282,6 +282,9 @@ impl Connecting {
             });
         let mut parts = setup.into_parts(end.rails.len());
         let queues = parts.queues();
+        let owner = next_owner();
+        let lanes = parts.lanes.len();
+        peer.board = self.origin.board(Direction::Send, owner, &peer, &parts.rails, lanes);
         let width = if settings.split_data_on_qps {
             parts.lanes.len()
         } else {
@@ -321,7 +324,7 @@ impl Connecting {
                 max_message.max(1)
             },
             max_inline,
-            owner: next_owner(),
+            owner,
             profile: self.transport.profile(self.origin, &parts.rails),
             adaptive_threshold: adaptive
                 .then(|| u32::try_from(settings.ar_threshold).unwrap_or(u32::MAX)),

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::memory::ledger::Purpose;
 use crate::memory::piece::Piece;
 use crate::memory::registry::Registered;
+use crate::memory::status::Board;
 use crate::verbs::mr::Access;
 use crate::verbs::qp::{Caps, Ece};
 use crate::verbs::sys::access::REMOTE_WRITE;
@@ -269,6 +270,7 @@ impl Setup {
             ways: self.qps.iter().zip(&end.lanes).enumerate().map(way).collect(),
             failures: Arc::clone(failures),
             mail: Arc::default(),
+            board: Board::default(),
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,

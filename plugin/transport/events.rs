@@ -6,19 +6,24 @@
 use super::channel::Channel;
 use super::device::OpenDevice;
 use super::failover::Failover;
+use super::failure::Failures;
 use super::mail::Mail;
 use super::wire::{Message, Step};
+use crate::clock;
 use crate::error::{Error, Result};
+use crate::memory::arena::Arena;
+use crate::memory::status::layout::board::LANES;
+use crate::memory::status::{self, Board, EVERY};
 use crate::memory::{Gate, GateState};
+use crate::signal::{self, Handler};
 use crate::thread::Thread;
 use crate::verbs::event::Scope;
-use rustix::event::Timespec;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const WAKE: u64 = 0;
 
@@ -39,12 +44,20 @@ pub struct Policy {
     pub patience: String,
     /// Connections with other rails go on over them.
     pub failover: bool,
+    /// SIGUSR2 asks for the status.
+    pub signal: bool,
+    /// Where that is written.
+    pub failures: Arc<Failures>,
+    /// What is set aside for copies.
+    pub arena: Option<Arc<Arena>>,
 }
 
 #[derive(Debug)]
 struct Running {
     shared: Arc<Shared>,
     thread: Thread,
+    // Its signal is served until the thread has ended.
+    _handler: Option<Handler>,
 }
 
 #[derive(Debug)]
@@ -80,6 +93,8 @@ pub struct Links {
     pub mail: Arc<Mail>,
     /// What is known of its lanes, where others go on when one fails.
     pub failover: Option<Arc<Failover>>,
+    /// Where other processes see what it does.
+    pub board: Board,
 }
 
 #[derive(Debug)]
@@ -146,7 +161,7 @@ impl Events {
 
     fn stop_if_idle(running: &mut Option<Running>) {
         let idle = running.as_ref().is_some_and(|r| lock(&r.shared.table).peers.is_empty());
-        if idle && let Some(Running { shared, thread }) = running.take() {
+        if idle && let Some(Running { shared, thread, _handler }) = running.take() {
             lock(&shared.table).stop = true;
             shared.wake();
             thread.join();
@@ -173,10 +188,11 @@ impl Running {
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)
             .map_err(fail("epoll_ctl"))?;
         let table = Mutex::new(Table { next: WAKE + 1, ..Table::default() });
+        let handler = if policy.signal { take_signal() } else { None };
         let shared = Arc::new(Shared { epoll, wake, policy, table });
         let for_thread = Arc::clone(&shared);
         let thread = Thread::spawn(c"pinrail-events", move || for_thread.run())?;
-        Ok(Self { shared, thread })
+        Ok(Self { shared, thread, _handler: handler })
     }
 }
 
@@ -270,14 +286,17 @@ impl Shared {
 
     fn run(&self) {
         let mut ready = Vec::with_capacity(16);
-        // When rails that failed are to be looked at.
-        let mut due: Option<Instant> = None;
+        // When rails that failed are to be looked at, and when others are shown how connections are.
+        let (mut due, mut show) = (None::<Instant>, 0);
         loop {
             ready.clear();
-            let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
-            let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+            let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+            // Where nobody can see anything, nothing is looked at.
+            let shown = status::file().map(|_| Duration::from_nanos(left_until(show)));
+            let left = left.into_iter().chain(shown).min();
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
             let room = rustix::buffer::spare_capacity(&mut ready);
-            match epoll::wait(&self.epoll, room, timeout.as_ref()) {
+            match epoll::wait(&self.epoll, room, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
                     tracing::warn!("epoll_wait failed: {e}; peers are no longer watched");
@@ -306,9 +325,19 @@ impl Shared {
                     }
                 }
             }
+            let in_time = left_until(show) == 0;
+            if in_time {
+                show = clock::nanos() + EVERY.as_nanos() as u64;
+            }
+            if in_time || !ready.is_empty() {
+                table.show(&self.policy);
+            }
             drop(table);
             heard.into_iter().for_each(|key| self.hear(key));
             due = self.recover();
+            if self.policy.signal && signal::was_asked() {
+                self.policy.failures.record_status();
+            }
         }
     }
 
@@ -354,6 +383,33 @@ impl Shared {
     }
 }
 
+impl Table {
+    /// Shows other processes how the connections are.
+    fn show(&self, policy: &Policy) {
+        let now = clock::nanos();
+        self.peers.values().for_each(|peer| peer.show(now));
+        let aside = policy.arena.as_ref().map_or(0, |arena| arena.bytes());
+        status::look(now, aside as u64);
+    }
+}
+
+/// Nanoseconds until a time.
+fn left_until(due: u64) -> u64 {
+    due.saturating_sub(clock::nanos())
+}
+
+/// Makes SIGUSR2 ask for the status, unless the program has its own use for it.
+fn take_signal() -> Option<Handler> {
+    match Handler::install() {
+        Ok(Some(handler)) => return Some(handler),
+        Ok(None) => tracing::info!(
+            "PINRAIL_STATUS_SIGNAL=1, but the program has a handler for SIGUSR2, which stays; use `pinrail status`"
+        ),
+        Err(e) => tracing::warn!("PINRAIL_STATUS_SIGNAL=1 has no effect: sigaction failed: {e}"),
+    }
+    None
+}
+
 fn non_blocking(open: &OpenDevice) -> Result<()> {
     let fd = open.context.async_fd();
     fcntl_getfl(fd)
@@ -362,6 +418,20 @@ fn non_blocking(open: &OpenDevice) -> Result<()> {
 }
 
 impl PeerWatch {
+    /// Shows other processes how the connection is.
+    fn show(&self, now: u64) {
+        let Links { board, failover, .. } = &self.links;
+        if !board.is_shared() {
+            return;
+        }
+        let stopped = failover.as_ref().map_or(0, |failover| {
+            let lanes = board.get(LANES).min(u64::BITS.into()) as usize;
+            let stopped = (0..lanes).filter(|lane| failover.is_stopped(failover.number(*lane)));
+            stopped.fold(0, |all, lane| all | 1 << lane)
+        });
+        board.look(self.gate.state().word().into(), stopped, now);
+    }
+
     /// Sends what is to be told.
     fn tell(&mut self) {
         for message in self.links.mail.take() {

@@ -5,19 +5,23 @@
 //! defined, so what the work request was comes from what was posted.
 
 use super::comm::Peer;
+use crate::clock;
 use crate::config::Settings;
 use crate::error::{Blame, Error};
+use crate::memory::status::{self, Status};
 use crate::records::{Records, hostname};
 use crate::verbs::cq::{Completion, status_name};
 use crate::verbs::event::event_name;
 use crate::verbs::wr::{Local, Remote};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Records that one process writes: a job that fails for ever must not fill a disk.
 const MOST_RECORDS: u32 = 64;
+/// Time from one record of the status to the next, where failures cause them.
+const BETWEEN: Duration = Duration::from_secs(1);
 /// Raised when a key of the record changes its meaning or goes away.
 const SCHEMA_VERSION: u32 = 1;
 
@@ -26,6 +30,9 @@ const SCHEMA_VERSION: u32 = 1;
 pub struct Failures {
     records: Records,
     number: AtomicU32,
+    /// Records of the status so far, and when the last one of a failure was, in nanoseconds.
+    statuses: AtomicU32,
+    last_status: AtomicU64,
     timeout: u8,
     retries: u8,
 }
@@ -35,9 +42,9 @@ impl Failures {
     pub fn from_settings(settings: &Settings) -> Arc<Self> {
         Arc::new(Self {
             records: Records::new(settings.report_dir.clone()),
-            number: AtomicU32::new(0),
             timeout: settings.timeout,
             retries: settings.retry_cnt,
+            ..Self::default()
         })
     }
 
@@ -54,6 +61,34 @@ impl Failures {
                 )
             }
             None => format!("{attempts} attempts ({names})"),
+        }
+    }
+
+    /// Writes down the status of all connections. Where many fail at once, one record tells of all.
+    pub(super) fn record_status_once(&self) {
+        let (now, last) = (clock::nanos(), self.last_status.load(Ordering::Relaxed));
+        let due = last == 0 || now.saturating_sub(last) >= BETWEEN.as_nanos() as u64;
+        let mine = due
+            && self
+                .last_status
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        if mine && self.statuses.load(Ordering::Relaxed) < MOST_RECORDS {
+            self.record_status();
+        }
+    }
+
+    /// Writes down the status of all connections.
+    pub(super) fn record_status(&self) {
+        if !self.records.are_wanted() {
+            return;
+        }
+        let Some(file) = status::file() else { return };
+        let number = self.statuses.fetch_add(1, Ordering::Relaxed);
+        let read = file.file().try_clone().map_err(|e| e.to_string());
+        match read.and_then(|file| Status::read(&file.into())) {
+            Ok(status) => drop(self.records.write("status", number, &status::json(&status))),
+            Err(reason) => tracing::info!("no record of the status: {reason}"),
         }
     }
 

@@ -71,6 +71,18 @@ impl WrId {
         ((self.0 >> 48 & 0xff) as usize).checked_sub(1)
     }
 
+    /// Whether it is of this kind.
+    #[inline(always)]
+    pub fn is(self, kind: Kind) -> bool {
+        self.0 >> 56 == Self::new(kind, 0, 0, 0).0 >> 56
+    }
+
+    /// 0 if it is of this kind.
+    #[inline(always)]
+    pub fn unlike(self, kind: Kind) -> u32 {
+        (self.0 >> 56) as u32 ^ (Self::new(kind, 0, 0, 0).0 >> 56) as u32
+    }
+
     /// The kind; `None` for an identifier that this plugin did not make.
     #[inline(always)]
     pub fn kind(self) -> Option<Kind> {
@@ -221,7 +233,9 @@ mod tests {
         assert_eq!(id.chunk(), None);
         assert_eq!((id.with_chunk(15).chunk(), id.with_chunk(0).chunk()), (Some(15), Some(0)));
         assert_eq!((id.with_chunk(15).kind(), id.with_chunk(15).lane()), (Some(Kind::Part), 5));
-        assert_eq!(WrId(0).kind(), None);
+        assert_eq!((id.unlike(Kind::Part), WrId(0).kind()), (0, None));
+        assert_ne!(id.unlike(Kind::Single), 0);
+        assert!(id.is(Kind::Part) && !id.is(Kind::Single));
         assert_eq!(WrId(u64::MAX).kind(), None);
     }
 }

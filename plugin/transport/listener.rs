@@ -321,7 +321,7 @@ impl Listener {
 
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, flush, .. } = accepting;
-        let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
+        let mut peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let max_inline = setup.max_inline();
         let settings = &self.transport.settings;
         let recovery =
@@ -331,6 +331,9 @@ impl Listener {
             });
         let mut parts = setup.into_parts(hello.rails.len());
         let mut queues = parts.queues();
+        let owner = next_owner();
+        let lanes = parts.lanes.len();
+        peer.board = self.origin.board(Direction::Receive, owner, &peer, &parts.rails, lanes);
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
         let depth = self.receives(&hello);
         let failover = (settings.port_failover && hello.failover)
@@ -355,7 +358,7 @@ impl Listener {
             fifo_rkeys: hello.rails.iter().map(|r| r.rkey).collect(),
             max_inline,
             spare: Spare::default(),
-            owner: next_owner(),
+            owner,
             profile: self.transport.profile(self.origin, &parts.rails),
         };
         let whose = Whose {

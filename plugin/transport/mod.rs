@@ -48,6 +48,7 @@ use crate::memory::contract::Claim;
 use crate::memory::diagnosis::{Direction, Machine, Reporter};
 use crate::memory::inventory;
 use crate::memory::region::Regions;
+use crate::memory::status;
 use crate::verbs::Verbs;
 use channel::Channel;
 use comm::Peer;
@@ -106,21 +107,24 @@ impl Transport {
             tracing::info!("RLIMIT_NOFILE stays as it is: {e}");
         }
         inventory::configure(&settings.inventory);
+        status::configure(settings.status);
         let verbs = Verbs::load(settings.verbs_lib.as_deref())?;
         let fork = Fork::prepare(&verbs, &settings);
         let ports = device::discover(&verbs, &settings)?;
         let failures = Failures::from_settings(&settings);
+        let machine = Machine::from_settings(&settings);
+        let Machine { proc, sysfs } = machine.clone();
+        let arena = Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()));
         let events = Events::new(events::Policy {
             return_fatal: settings.return_async_events,
             patience: failures.patience(),
             failover: settings.port_failover,
+            signal: settings.status_signal,
+            failures: Arc::clone(&failures),
+            arena: Some(Arc::clone(&arena)),
         });
-        let machine = Machine::from_settings(&settings);
         let transport = Arc::new(Self {
-            arena: {
-                let Machine { proc, sysfs } = machine.clone();
-                Arena::new(settings.bounce_bytes, move || host::headroom(&proc, sysfs.root()))
-            },
+            arena,
             reporter: Reporter::from_settings(&settings),
             failures,
             risk: host::placement_risk(&machine.proc),
@@ -342,16 +346,17 @@ impl CommShared {
         };
         let watch = {
             let mail = Arc::clone(&whose.peer.mail);
+            let board = whose.peer.board.clone();
             transport.events.watch(
                 channel,
                 gate,
                 &devices,
-                Links { queues: queues.into(), mail, failover },
+                Links { queues: queues.into(), mail, failover, board },
             )?
         };
         Ok(Self {
             _watch: watch,
-            regions: Regions::default(),
+            regions: Regions::new(whose.peer.board.clone()),
             gate: gate.clone(),
             chunks: OnceLock::new(),
             whose,

@@ -5,10 +5,14 @@
 //! usual transfer does not know of profilers: what asks goes the general way, by the test of the slot's own request
 //! that is made anyway.
 
+use super::comm::Peer;
+use super::device::Rail;
 use super::fifo::SLOTS;
 use super::lane::Lane;
 use super::request::RequestPool;
 use crate::config::ProfilerPolicy;
+use crate::memory::diagnosis::Direction;
+use crate::memory::status::{About, Board};
 use crate::profiler::{Event, Parent, Profiler, Work};
 use std::ffi::c_int;
 
@@ -24,6 +28,29 @@ pub struct Origin {
     pub id: Option<u64>,
     /// NCCL's way to the profiler.
     pub profiler: Option<Profiler>,
+}
+
+impl Origin {
+    /// The board of an end over these rails.
+    pub(super) fn board(
+        self,
+        direction: Direction,
+        number: u64,
+        peer: &Peer,
+        rails: &[Rail],
+        lanes: usize,
+    ) -> Board {
+        let port = |rail: &Rail| (rail.device.port.label.clone(), rail.device.speed);
+        let ports: Vec<_> = rails.iter().map(port).collect();
+        Board::of(&About {
+            direction,
+            number,
+            comm: self.id,
+            peer: (&peer.host, peer.pid, &peer.device, &peer.addr),
+            rails: ports.iter().map(|(name, speed)| (&**name, *speed)).collect(),
+            lanes,
+        })
+    }
 }
 
 /// The events of one end.

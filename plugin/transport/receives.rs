@@ -3,6 +3,9 @@
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
 use crate::verbs::QueuePair;
+use crate::memory::region::MAX_RAILS;
+use crate::memory::status::Board;
+use crate::memory::status::layout::board as word;
 use crate::verbs::wr::RecvChain;
 
 /// Receives posted with one doorbell when as many were consumed.
@@ -44,6 +47,14 @@ impl RecvLane {
     pub(super) fn consume(&mut self) -> Result<(), i32> {
         self.consumed += 1;
         if self.consumed == RECV_BATCH { self.refill() } else { Ok(()) }
+    }
+
+    /// Counts the batch that the last [`Self::consume`] posted, if it did.
+    pub(super) fn count_refill(&self, board: &Board) {
+        if self.consumed == 0 {
+            let rail = self.lane.rail % MAX_RAILS;
+            board.add(word::POSTS.start + rail, RECV_BATCH.into());
+        }
     }
 
     /// Whether the next receive to be consumed is the last of a batch.

@@ -21,8 +21,11 @@ use super::request::{Request, RequestPool, Start, State};
 use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
+use crate::hint::plain;
 use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
+use crate::memory::status::layout::board;
+use crate::memory::status::{Board, is_sampled};
 use crate::memory::{Gate, GateState, Region, RegionKind};
 use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
@@ -117,6 +120,7 @@ pub struct RecvComm {
     depth: u32,
     reroute: Option<Box<Reroute>>,
     profile: Option<Box<Profile>>,
+    board: Board,
     watchdog: Watchdog,
     peer: Peer,
     failure: Option<Fault>,
@@ -190,6 +194,7 @@ impl RecvComm {
             reroute: route.failover.map(|shared| Box::new(Reroute::new(shared, lanes_count))),
             profile: route.profile,
             watchdog: Watchdog::default(),
+            board: peer.board.clone(),
             peer,
             failure: None,
             post_errno: 0,
@@ -261,9 +266,15 @@ impl RecvComm {
         optional: bool,
         hand_out: impl FnOnce(&Request),
     ) -> Start {
+        if !self.pump.gate().is_open() {
+            return Start::General;
+        }
+        if is_sampled(self.next) {
+            self.board.counters().begin_receive();
+        }
         let index = self.next as usize % SLOTS;
         let slot = &mut self.slots[index];
-        if !self.pump.gate().is_open() || slot.is_waiting() {
+        if slot.is_waiting() {
             return Start::General;
         }
         let request = self.pool.own(index);
@@ -285,6 +296,7 @@ impl RecvComm {
         }
         hand_out(request);
         slot.await_one(sequence, len);
+        self.board.add(board::POSTED, 1);
         self.next = sequence;
         match self.credits.post(index, &lane.lane) {
             Ok(()) => Start::Started,
@@ -358,6 +370,14 @@ impl RecvComm {
             return Err(self.post_failed("ibv_post_send", errno));
         }
         self.next = sequence;
+        self.board.add(board::POSTED, 1);
+        self.board.add(board::MORE, (count as u64).saturating_sub(1));
+        if self.reroute.is_some() {
+            // The credit may go another way than it did at first.
+            let rail = |lane: usize| self.lanes[lane % self.lanes.len()].lane.rail % MAX_RAILS;
+            self.board.add(board::GENERAL.start + rail(index), 1);
+            self.board.add(board::POSTS.start + rail(self.credits.lane(index)), 1);
+        }
         let copied = self.copies.as_ref().is_some_and(|c| c.holds(index));
         // Cannot fail: a free request was seen above and nothing took it.
         let request =
@@ -462,14 +482,12 @@ impl RecvComm {
         let [flush] = &mut self.flush[..] else { return Start::General };
         let number = self.flushes.by_reads as usize % SLOTS;
         let request = self.pool.own_flush(number);
-        if !self.pump.gate().is_open()
-            || !region.contains(addr, 1)
-            || request.state() != State::FREE
-        {
+        if !self.pump.gate().is_open() || !region.holds(addr) || request.state() != State::FREE {
             return Start::General;
         }
         self.pool.take_own(request);
         hand_out(request);
+        self.board.add(board::FLUSHES, 1);
         self.flushes.by_reads += 1;
         match flush
             .post_usual(number, Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] })
@@ -502,6 +520,7 @@ impl RecvComm {
             ))));
         }
         if region.kind() != RegionKind::Host && self.flushes.by_driver(addr, &self.peer) {
+            self.board.add(board::DRIVER_FLUSHES, 1);
             return Ok(None);
         }
         let carried = |rail: usize| {
@@ -542,6 +561,7 @@ impl RecvComm {
             }
         }
         self.flushes.read(rails);
+        self.board.add(board::FLUSHES, 1);
         Ok(self.pool.get(index))
     }
 
@@ -556,34 +576,41 @@ impl RecvComm {
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
         self.flushes.skipped += 1;
+        self.board.add(board::SKIPPED_FLUSHES, 1);
     }
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
     /// one part. `false`: [`Self::completions`] must look at it and at those after it.
     ///
     /// `THOROUGH`: the last receive of a batch is taken note of too, and the next batch posted; and so are answers with
-    /// their size beside them.
+    /// their size beside them, and one whose time is being taken.
     #[inline(always)]
     pub fn settle<const THOROUGH: bool>(&mut self, index: usize) -> bool {
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
-        if !wc.is_success() {
-            return false;
-        }
-        match id.kind() {
-            Some(Kind::Receive) => {}
-            Some(Kind::Progress) => {
-                self.credits.complete(id.slot());
-                return true;
+        // A success is 0. One test for both.
+        if id.unlike(Kind::Receive) | wc.status() != 0 {
+            if !wc.is_success() {
+                return false;
             }
-            Some(Kind::UsualFlush) => {
+            if id.is(Kind::UsualFlush) {
+                self.board.add(board::FLUSHED, 1);
                 self.pool.own_flush(id.slot()).complete();
                 return true;
             }
-            _ => return false,
+            if id.is(Kind::Progress) {
+                self.credits.complete(id.slot());
+                return true;
+            }
+            return false;
         }
         let (imm, mut bytes) = (wc.imm(), wc.byte_len());
-        let index = Imm(imm).sequence().wrapping_sub(1) as usize % SLOTS;
+        // The test for the first one uses what this leaves behind.
+        let index = plain(Imm(imm).sequence().wrapping_sub(1) as usize) % SLOTS;
+        let counters = self.board.counters();
+        if !THOROUGH && index == 0 && counters.is_timed() {
+            return false;
+        }
         let slot = &mut self.slots[index];
         let Some(lane) = self.lanes.get_mut(id.lane()) else { return false };
         if slot.usual != imm {
@@ -598,6 +625,12 @@ impl RecvComm {
         }
         slot.usual = NOTHING;
         let own = self.pool.own(index);
+        // Several rails never come this way.
+        counters.add(board::COMPLETED, 1);
+        counters.add(board::BYTES.start, bytes.into());
+        if THOROUGH && index == 0 {
+            counters.arrive(own.is_pending());
+        }
         if own.is_pending() {
             own.set_size(0, bytes);
             own.complete();
@@ -608,8 +641,11 @@ impl RecvComm {
         }
         if !THOROUGH {
             lane.consumed += 1;
-        } else if let Err(errno) = lane.consume() {
-            self.late_failure("ibv_post_recv", errno);
+            return true;
+        }
+        match lane.consume() {
+            Ok(()) => lane.count_refill(&self.board),
+            Err(errno) => self.late_failure("ibv_post_recv", errno),
         }
         true
     }
@@ -620,6 +656,7 @@ impl RecvComm {
         if let (Some(flush), Some(request)) = (flush, self.pool.get(id.slot() as u16)) {
             flush.lane.complete(id.position());
             request.complete_part();
+            self.board.add(board::FLUSHED, (!request.is_pending()).into());
         }
     }
 
@@ -628,6 +665,12 @@ impl RecvComm {
     fn late_failure(&mut self, verb: &'static str, errno: i32) {
         let error = self.post_failed(verb, errno);
         tracing::warn!("{error}");
+    }
+
+    /// A test tells that a request is complete, which an earlier one found.
+    #[inline(always)]
+    pub fn pick_up(&self) {
+        self.board.counters().pick_up();
     }
 
     /// Takes a complete request of this communicator back.
@@ -668,7 +711,10 @@ impl RecvComm {
 
     /// A receive of a lane was consumed.
     fn consumed(&mut self, lane: usize) -> Result<(), Fault> {
-        let posted = self.lanes.get_mut(lane).map_or(Ok(()), RecvLane::consume);
+        let posted = self
+            .lanes
+            .get_mut(lane)
+            .map_or(Ok(()), |lane| lane.consume().inspect(|()| lane.count_refill(&self.board)));
         match posted {
             Err(errno) if !self.is_stopped(lane) => Err(self.post_failed("ibv_post_recv", errno)),
             _ => Ok(()),
@@ -698,9 +744,19 @@ impl RecvComm {
         }
         let copies = self.copies.as_mut().filter(|c| c.holds(index));
         let copied = copies.is_some();
+        let bytes = sizes[..usize::from(slot.members)].iter().map(|size| u64::from(*size)).sum();
+        self.board.add(board::BYTES.start, bytes);
+        if index == 0 {
+            self.board.counters().arrive(false);
+        }
+        if !copied {
+            self.board.add(board::COMPLETED, 1);
+        }
         if let Some(copies) = copies {
             self.copied += 1;
-            self.copied_bytes += copies.arrived(index, sizes);
+            let bytes = copies.arrived(index, sizes);
+            self.copied_bytes += bytes;
+            self.board.add(board::COPIED_BYTES, bytes);
             self.slots[index] = Slot { copying: true, ..slot };
         }
         if let Some(request) = self.waiting(index, slot) {
@@ -814,7 +870,10 @@ impl Ending for RecvComm {
                 }
                 Some(Kind::Flush) => self.flushed(id),
                 Some(Kind::Progress | Kind::Credit) => self.credits.complete(id.slot()),
-                Some(Kind::UsualFlush) => self.pool.own_flush(id.slot()).complete(),
+                Some(Kind::UsualFlush) => {
+                    self.pool.own_flush(id.slot()).complete();
+                    self.board.add(board::FLUSHED, 1);
+                }
                 Some(Kind::Part | Kind::Single) => {}
                 None => {}
             }
@@ -839,6 +898,7 @@ impl Ending for RecvComm {
                 if let Some(request) = self.pool.get(slot.request) {
                     request.complete();
                 }
+                self.board.add(board::COMPLETED, 1);
                 Ok(true)
             }
             Step::Gone(index) => {

@@ -112,6 +112,12 @@ impl Request {
         usize::from(self.index) < SLOTS
     }
 
+    /// The same, and nobody takes its time.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        usize::from(self.index.wrapping_sub(1)) < SLOTS - 1
+    }
+
     /// Whether it belongs to something.
     #[inline(always)]
     pub fn is_own(&self) -> bool {

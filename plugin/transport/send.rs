@@ -19,7 +19,10 @@ use super::request::{Request, RequestPool, Start, State};
 use super::stripe::{Imm, Stripes};
 use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
+use crate::memory::region::MAX_RAILS;
 use crate::memory::registry::Registered;
+use crate::memory::status::layout::board;
+use crate::memory::status::{Board, is_sampled};
 use crate::memory::{Gate, Region};
 use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
@@ -103,6 +106,7 @@ pub struct SendComm {
     copied_bytes: u64,
     watchdog: Watchdog,
     profile: Option<Box<Profile>>,
+    board: Board,
     peer: Peer,
     failure: Option<Fault>,
     /// Why the last [`Self::try_isend`] could not post.
@@ -181,6 +185,7 @@ impl SendComm {
             copied_bytes: 0,
             watchdog: Watchdog::default(),
             profile,
+            board: peer.board.clone(),
             peer,
             failure: None,
             post_errno: 0,
@@ -272,12 +277,16 @@ impl SendComm {
         if !self.pump.gate().is_open() {
             return Start::General;
         }
+        if is_sampled(self.next) {
+            self.board.counters().begin();
+        }
         let slot = self.next as usize % SLOTS;
         let sequence = self.next.wrapping_add(1);
         let head = match self.fifo.front(slot, sequence) {
             Front::One(head) => head,
             // Without a limit the FIFO may have long entries, of which this says nothing.
             Front::Empty if self.simple_limit != 0 && size <= i32::MAX as usize => {
+                self.board.set(board::BLOCKED, self.board.get(board::POSTED).wrapping_add(1));
                 return Start::WouldBlock;
             }
             Front::Empty | Front::Several => return Start::General,
@@ -293,6 +302,10 @@ impl SendComm {
         let request = self.pool.own(slot);
         let lane = self.route.lanes.get(usize::from(self.lane_of[slot]));
         let (State::FREE, Some(lane)) = (request.state(), lane) else { return Start::General };
+        // Early, so that little is kept for it. A failed post ends the connection anyway.
+        let counters = self.board.counters();
+        counters.add(board::BYTES.start + lane.rail % MAX_RAILS, size.into());
+        counters.add(board::POSTED, 1);
         self.singles.0.set(
             slot,
             Local { addr, len: size, lkey: region.lkey(lane.rail) },
@@ -341,7 +354,10 @@ impl SendComm {
         }
         match self.fifo.read(slot, 0, sequence) {
             Some(first) => self.isend_group(addr, size, tag, (region, parent), first),
-            None => Ok(None),
+            None => {
+                self.board.set(board::BLOCKED, self.board.get(board::POSTED).wrapping_add(1));
+                Ok(None)
+            }
         }
     }
 
@@ -390,6 +406,11 @@ impl SendComm {
         pairs.0.set_imm(2 * slot + 1, imm);
         self.pool.take_own(request);
         request.set_size(0, size);
+        let rail = lane.rail % MAX_RAILS;
+        self.board.add(board::POSTED, 1);
+        self.board.add(board::BYTES.start + rail, size.into());
+        // The usual one is counted by the receive.
+        self.board.add(board::POSTS.start + rail, 1);
         self.next = sequence;
         match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
             Ok(()) => Ok(Start::Started),
@@ -399,15 +420,33 @@ impl SendComm {
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member send. `false`:
     /// [`Self::completions`] must look at it and at those after it.
+    ///
+    /// `THOROUGH`: also if its time is being taken.
     #[inline(always)]
-    pub fn settle(&mut self, index: usize) -> bool {
+    pub fn settle<const THOROUGH: bool>(&mut self, index: usize) -> bool {
         let wc = self.pump.wc.get(index);
         let id = WrId(wc.id());
-        if !wc.is_success() || id.kind() != Some(Kind::Single) {
+        // A success is 0. One test for both.
+        if id.unlike(Kind::Single) | wc.status() != 0 {
             return false;
         }
-        self.pool.own(id.slot()).complete();
+        let slot = id.slot() % SLOTS;
+        let counters = self.board.counters();
+        if slot == 0 && counters.is_timed() {
+            if !THOROUGH {
+                return false;
+            }
+            counters.arrive(true);
+        }
+        self.pool.own(slot).complete();
+        counters.add(board::COMPLETED, 1);
         true
+    }
+
+    /// A test tells that a request is complete, which an earlier one found.
+    #[inline(always)]
+    pub fn pick_up(&self) {
+        self.board.counters().pick_up();
     }
 
     /// Takes a complete request of this communicator back.
@@ -430,6 +469,7 @@ impl SendComm {
     #[cold]
     fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
         self.shortened += 1;
+        self.board.add(board::SHORTENED, 1);
         tracing::debug!(
             "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
             self.peer
@@ -511,7 +551,10 @@ impl SendComm {
                 return Err(self.failed(index, found));
             }
             match (id.kind(), self.route.lanes.get_mut(id.place())) {
-                (Some(Kind::Single), _) => self.pool.own(id.slot()).complete(),
+                (Some(Kind::Single), _) => {
+                    self.pool.own(id.slot()).complete();
+                    self.completed(id.slot() % SLOTS);
+                }
                 (Some(Kind::Part), Some(lane)) => {
                     lane.complete(id.position());
                     self.chunks_used &= !id.chunk().map_or(0, |chunk| 1 << (chunk % CHUNKS));
@@ -527,11 +570,22 @@ impl SendComm {
                 _ => {}
             }
         }
+        if self.chunks.is_some() {
+            self.board.set(board::CHUNKS, self.chunks_used.count_ones().into());
+        }
         Ok(())
     }
 }
 
 impl SendComm {
+    /// Counts that the answer in a slot is complete, outside of the usual path.
+    fn completed(&self, slot: usize) {
+        self.board.add(board::COMPLETED, 1);
+        if slot == 0 {
+            self.board.counters().arrive(false);
+        }
+    }
+
     /// A part of the answer in a slot has arrived; the last completes its requests.
     fn part_done(&mut self, slot: usize) {
         let group = &mut self.groups[slot];
@@ -539,6 +593,7 @@ impl SendComm {
         if group.pending == 0 {
             let requests = &group.requests[..usize::from(group.members)];
             requests.iter().filter_map(|r| self.pool.get(*r)).for_each(Request::complete);
+            self.completed(slot);
             if let Some(reroute) = &mut self.reroute {
                 reroute.complete(slot);
             }

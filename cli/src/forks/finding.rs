@@ -4,6 +4,7 @@ use super::cover::{covered, whole_pages};
 use super::target::Target;
 use nccl_net_pinrail::host::smaps::{Mapping, Smaps, VmFlags};
 use nccl_net_pinrail::memory::inventory::{Kind, Record};
+use nccl_net_pinrail::memory::status::layout::NAME;
 use std::ops::Range;
 
 /// Whose the pages of a mapping are that children do not have.
@@ -165,6 +166,12 @@ fn is_device(mapping: &Mapping) -> bool {
         || mapping.path.starts_with("anon_inode:")
 }
 
+/// Whether a mapping is what the plugin shows of its connections. No device sees it, so that it is no registration.
+fn is_status(mapping: &Mapping) -> bool {
+    mapping.path.strip_suffix(" (deleted)").and_then(|path| path.strip_prefix("/memfd:"))
+        == Some(NAME)
+}
+
 impl<'a> Withheld<'a> {
     fn of(mapping: &'a Mapping, origin: Option<Origin>, records: &[&'a Record]) -> Self {
         let whole = &mapping.range;
@@ -187,6 +194,8 @@ impl<'a> Withheld<'a> {
         let bytes = whole.end - whole.start;
         let owner = if is_device(mapping) {
             Owner::Device
+        } else if is_status(mapping) {
+            Owner::Pinrail
         } else if own == bytes {
             Owner::Pinrail
         } else if explained == bytes {

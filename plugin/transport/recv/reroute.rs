@@ -2,6 +2,8 @@
 
 use super::{RecvComm, SLOTS};
 use crate::error::Fault;
+use crate::memory::region::MAX_RAILS;
+use crate::memory::status::layout::board;
 use crate::transport::comm::Ending;
 use crate::transport::failover::{Failover, Fresh, is_survivable};
 use crate::transport::lane::{Kind, PLACE, WrId};
@@ -261,6 +263,11 @@ impl RecvComm {
             self.shape_credit(slot, 1);
             if awaits && let Err(errno) = self.post_credit(slot, members) {
                 return Err(self.post_failed("ibv_post_send", errno));
+            }
+            if awaits {
+                let rail = self.lanes[self.credits.lane(slot)].lane.rail % MAX_RAILS;
+                self.board.add(board::AGAIN, 1);
+                self.board.add(board::POSTS.start + rail, 1);
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use crate::error::{Error, Fault};
 use crate::memory::Region;
 use crate::memory::bounce::{Bounced, CHUNK};
 use crate::memory::region::MAX_RAILS;
+use crate::memory::status::layout::board;
 use crate::profiler::Parent;
 use crate::transport::comm::{Ending, foreign_handle};
 use crate::transport::fifo::{Credit, MEMBERS, SLOTS, SizeRecords};
@@ -252,6 +253,25 @@ impl SendComm {
         (forming.parts, forming.record, forming.first) = (parts, record, first);
         forming.cursor = Some(forming.cursor_at(0));
         self.next = sequence;
+        self.count(slot);
+    }
+
+    /// Counts the group whose members are all matched: its messages, and their bytes by the rails that they are meant for.
+    fn count(&self, slot: usize) {
+        let forming = &*self.forming;
+        let lanes = &self.route.lanes;
+        let rail = |lane: usize| lanes[lane % lanes.len()].rail % MAX_RAILS;
+        for m in &forming.list[..forming.members] {
+            for part in 0..forming.parts {
+                let (_, share) = self.route.stripes.range(m.len, m.chunk, forming.first, part);
+                let rail = rail(forming.first + part as usize);
+                self.board.add(board::BYTES.start + rail, share.into());
+            }
+        }
+        self.board.add(board::MORE, (forming.members as u64).saturating_sub(1));
+        let usual = rail(self.lane_of[slot % SLOTS].into());
+        self.board.add(board::GENERAL.start + usual, 1);
+        self.board.add(board::POSTED, 1);
     }
 
     /// Posts what is left of the group at hand, as far as the send queues have room.
@@ -322,6 +342,8 @@ impl SendComm {
                 }
                 return Err(self.post_failed(errno));
             }
+            let rail = self.route.lanes[index].rail % MAX_RAILS;
+            self.board.add(board::POSTS.start + rail, count as u64);
             if ended {
                 if let Some(reroute) = &mut self.reroute {
                     reroute.posted(index, slot, cursor.part);
@@ -356,6 +378,8 @@ impl SendComm {
         }
         self.chunks_used |= 1 << chunk;
         self.copied_bytes += u64::from(len);
+        self.board.add(board::COPIED_BYTES, len.into());
+        self.board.set(board::CHUNKS, self.chunks_used.count_ones().into());
         Ok(Some(chunk))
     }
 

@@ -4,6 +4,7 @@ use super::group::{Cursor, Forming};
 use super::{SLOTS, SendComm};
 use crate::error::Fault;
 use crate::memory::bounce::CHUNKS;
+use crate::memory::status::layout::board;
 use crate::transport::comm::Ending;
 use crate::transport::failover::{Failover, is_survivable};
 use crate::transport::lane::{Kind, PLACE, WrId};
@@ -184,6 +185,7 @@ impl SendComm {
             let answer = reroute.kept[slot].as_ref().unwrap_or(&self.forming);
             reroute.again.push_back((*part, answer.cursor_at(part.number.into())));
             reroute.resent += 1;
+            self.board.add(board::AGAIN, 1);
         }
         reroute.shared.drained(number);
         for part in parts.iter().take(arrived) {
