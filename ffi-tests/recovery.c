@@ -439,7 +439,7 @@ static void by_plans(int rails, const char *qps, const char *engine)
             traffic_plan(plan + used, sizeof plan - used, rails, &random);
             fprintf(stderr, "seed %llu, round %d:\n%s", (unsigned long long)seed, round, plan);
             rnic_faults(plan);
-            run_more(&traffic, 150);
+            run_more(&traffic, 100);
             rnic_faults("");
             for (int rail = 1; rail < rails; rail++) rail_port(rail, true);
             run_more(&traffic, 20);
@@ -575,6 +575,114 @@ static void one_end_asks(int version)
     hosts("0", "1");
 }
 
+enum { BATCH = 60, BATCHES = 6, AHEAD = 16, RAILS = 3 };
+
+/* One end of many messages, AHEAD at a time, each of a size and content that both ends know. */
+struct end {
+    struct net net;
+    void *comm;
+    bool sends;
+    struct guarded buffers[AHEAD];
+    void *mrs[AHEAD], *requests[AHEAD];
+    uint64_t numbers[AHEAD], begun;
+};
+
+static size_t size_of(uint64_t number)
+{
+    uint64_t random = number;
+    size_t size = (size_t)(next_random(&random) % (LARGEST + 1));
+    return number % 4 ? size : size % 200;
+}
+
+/* Messages up to `end`. */
+static void run_end(struct end *e, uint64_t end)
+{
+    uint64_t left = end - e->begun;
+    struct deadline deadline = deadline_in(30);
+    while (left) {
+        for (int at = 0; at < AHEAD; at++) {
+            if (!e->requests[at] || !is_done(&e->net, e->requests[at], NULL)) continue;
+            e->requests[at] = NULL;
+            if (!e->sends) CHECK_BUFFER(&e->buffers[at], size_of(e->numbers[at]), e->numbers[at]);
+            left--;
+        }
+        while (e->begun < end) {
+            int at = (int)(e->begun % AHEAD), tag = 0;
+            void *data = e->buffers[at].data;
+            size_t room = LARGEST, size = size_of(e->begun);
+            if (e->requests[at]) break;
+            if (e->sends) pattern_fill(data, size, e->begun);
+            if (!e->sends) guarded_reset(&e->buffers[at]);
+            e->requests[at] = e->sends ? try_isend(&e->net, e->comm, data, size, 0, e->mrs[at])
+                                       : try_irecv(&e->net, e->comm, 1, &data, &room, &tag, &e->mrs[at]);
+            if (!e->requests[at]) break;
+            e->numbers[at] = e->begun++;
+        }
+        if (deadline_passed(&deadline)) FAIL("waited too long for messages up to %llu", (unsigned long long)end);
+        ffi_yield();
+    }
+}
+
+/* Both hosts break rails by plans of their own while messages go; then every rail comes back, for data and for credits. */
+static void run_host(int version, int socket, bool is_sender)
+{
+    struct end e = {.sends = is_sender};
+    const char *count = getenv("FAILOVER_PLANS"), *first = getenv("FAILOVER_SEED");
+    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 10);
+    int dev = recovering(&e.net, version, RAILS, "1");
+    for (; seed < last; seed++) {
+        char plan[3000];
+        uint64_t random = seed * 2 + is_sender, end = 0;
+        e.comm = is_sender ? dial(&e.net, dev, socket) : answer(&e.net, dev, socket);
+        e.begun = 0;
+        for (int i = 0; i < AHEAD; i++) {
+            e.buffers[i] = guarded_new(LARGEST, 0);
+            e.mrs[i] = register_host(&e.net, e.comm, e.buffers[i].data, LARGEST);
+        }
+        for (int batch = 0; batch < BATCHES; batch++) {
+            traffic_plan(plan, sizeof plan, RAILS, &random);
+            fprintf(stderr, "seed %llu, %s:\n%s", (unsigned long long)seed, ffi_process_name, plan);
+            rnic_faults(next_random(&random) % 3 ? plan : "");
+            run_end(&e, end += BATCH);
+            for (int rail = 1; rail < RAILS; rail++) rail_port(rail, true);
+        }
+        rnic_faults(is_sender ? "device=softrnic1 op=write-imm -> delay=1us\ndevice=softrnic2 op=write-imm -> delay=1us\n"
+                              : "device=softrnic1 op=write bytes=1.. -> delay=1us\ndevice=softrnic2 op=write bytes=1.. -> delay=1us\n");
+        for (char ours, theirs = 'n';;) {
+            ours = rnic_fault_fired(0) > 1 && rnic_fault_fired(1) > 1 ? 'y' : 'n';
+            tell(socket, &ours, 1);
+            hear(socket, &theirs, 1);
+            if (ours == 'y' && theirs == 'y') break;
+            run_end(&e, end += BATCH);
+        }
+        rnic_faults("");
+        for (int i = 0; i < AHEAD; i++) {
+            CHECK_OK(net_dereg_mr(&e.net, e.comm, e.mrs[i]));
+            guarded_free(&e.buffers[i]);
+        }
+        CHECK_OK(is_sender ? net_close_send(&e.net, e.comm) : net_close_recv(&e.net, e.comm));
+    }
+    net_stop(&e.net);
+}
+
+static void sends_by_plans(int version, int socket, void *argument)
+{
+    (void)argument;
+    run_host(version, socket, true);
+}
+
+static void receives_by_plans(int version, int socket, void *argument)
+{
+    (void)argument;
+    run_host(version, socket, false);
+}
+
+static void two_hosts_by_plans(int version)
+{
+    (void)version;
+    run_two(12, (struct role){"sender", sends_by_plans, false}, (struct role){"receiver", receives_by_plans, false}, NULL);
+}
+
 const struct ffi_case ffi_cases[] = {
     ONCE(first_of_two),
     ONCE(second_of_two),
@@ -595,6 +703,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(plans_on_a_thread),
     ONCE(plans_by_steps),
     ONCE(two_hosts),
+    ONCE(two_hosts_by_plans),
     ONCE(one_end_asks),
     {0},
 };
