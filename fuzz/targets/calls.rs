@@ -94,6 +94,13 @@ impl World {
         }
         self.gone.push(pointer);
         self.requests.retain(|(_, owner)| *owner != pointer);
+        // With the last of the others, handles that were forgotten may be gone too: then they are refused.
+        if kind != Kind::Region && self.objects.iter().all(|object| object.kind == Kind::Region) {
+            for region in std::mem::take(&mut self.objects) {
+                region.net.dereg_mr(null_mut(), region.pointer);
+                self.gone.push(region.pointer);
+            }
+        }
     }
 
     /// Someone may have used the connection of this end for more than whole messages.

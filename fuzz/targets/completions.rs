@@ -249,6 +249,9 @@ fn seeds() -> Vec<Vec<u8>> {
         })
         .collect();
     seeds.push([&[4, 0, 0][..], &calls].concat());
+    // A receive on a queue pair that there is not, of a connection over two rails.
+    let late = [&[15; 6][..], &[0, 0, 42].repeat(5)].concat();
+    seeds.push([&[1, late.len() as u8, 0][..], &late, &calls].concat());
     seeds
 }
 

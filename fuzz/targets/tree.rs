@@ -250,18 +250,9 @@ fn ask(data: &[u8]) {
     );
 }
 
-extern "C" fn clear() {
-    let _ = fs::remove_dir_all(root());
-}
-
 fuzz_target!(
-    init: {
-        // SAFETY: a function that lives as long as the process.
-        unsafe { libc::atexit(clear) };
-        pinrail_fuzz::plant("tree", seeds());
-    },
+    init: pinrail_fuzz::plant("tree", seeds()),
     |data: &[u8]| {
-        let _ = fs::remove_dir_all(root());
         for folder in ["proc/self", "sys"] {
             fs::create_dir_all(root().join(folder)).expect("a folder in memory");
         }
@@ -276,5 +267,6 @@ fuzz_target!(
             doctor::run(&args::Doctor { root: Some(root().to_owned()), bundle, json });
         }
         ask(data);
+        fs::remove_dir_all(root()).expect("a folder of our own");
     }
 );
