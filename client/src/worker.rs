@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -162,9 +162,9 @@ impl Drop for Worker {
     }
 }
 
-/// Sleeps until one of the workers says something or `left` is over.
-pub fn wait_readable<'a>(
-    sockets: impl Iterator<Item = &'a UnixStream>,
+/// Sleeps until one of the sockets has something to read or `left` is over.
+pub fn wait_readable<'a, S: AsFd + 'a>(
+    sockets: impl Iterator<Item = &'a S>,
     left: Duration,
 ) -> Result<()> {
     let mut fds: Vec<PollFd<'_>> =
@@ -205,7 +205,7 @@ impl Service {
     }
 
     /// The next command; `None`: there will be none.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+    pub fn command<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         match self.commands.read_line(&mut line) {
             Ok(0) | Err(_) => Ok(None),
@@ -213,6 +213,12 @@ impl Service {
                 .map(Some)
                 .map_err(|error| Failure::new("start", format!("not a command: {error}"))),
         }
+    }
+
+    /// Whether somebody says something, or is gone; asked in the middle of a command.
+    pub fn is_called(&self) -> bool {
+        let mut fds = [PollFd::new(&self.answers, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
     }
 
     /// Answers. `false`: nobody listens any more.

@@ -19,7 +19,7 @@ use std::time::Duration;
 pub fn serve(rank: usize) -> Result<()> {
     let mut service = Service::begin(&format!("rank {rank}"))?;
     let mut state = State { rank, ..State::default() };
-    while let Some(command) = service.next()? {
+    while let Some(command) = service.command()? {
         let reply = state.perform(command).unwrap_or_else(|error| Reply::Failed {
             stage: error.stage().to_owned(),
             text: error.text().to_owned(),

@@ -11,12 +11,16 @@ const WARN: i32 = 2;
 /// The highest level that is printed.
 static VERBOSITY: AtomicI32 = AtomicI32::new(WARN);
 static STATE: Mutex<State> =
-    Mutex::new(State { prefix: String::new(), last_warning: None, last_line: None });
+    Mutex::new(State { prefix: String::new(), last_warning: None, last_line: None, lines: None });
+
+/// Lines that are kept where all are asked for.
+const MOST_LINES: usize = 1000;
 
 struct State {
     prefix: String,
     last_warning: Option<String>,
     last_line: Option<String>,
+    lines: Option<Vec<String>>,
 }
 
 /// The C side of the logger: `ncclDebugLogger_t`. Only its address is used here; the plugin makes the variadic call.
@@ -52,6 +56,19 @@ pub fn take_line() -> Option<String> {
     STATE.lock().ok()?.last_line.take()
 }
 
+/// Keeps all lines for [`take_lines`] from here on, or no longer.
+pub fn keep_lines(keep: bool) {
+    if let Ok(mut state) = STATE.lock() {
+        state.lines = keep.then(Vec::new);
+    }
+}
+
+/// The lines that were kept, once.
+pub fn take_lines() -> Vec<String> {
+    let lines = STATE.lock().ok().and_then(|mut state| state.lines.as_mut().map(std::mem::take));
+    lines.unwrap_or_default()
+}
+
 /// Prints nothing; lines are kept to be asked for.
 pub fn keep_quiet() {
     VERBOSITY.store(0, Ordering::Relaxed);
@@ -79,6 +96,9 @@ unsafe extern "C" fn pinrail_client_log_line(
     }
     if level == WARN {
         state.last_warning = Some(text.trim_end().to_owned());
+    }
+    if let Some(lines) = state.lines.as_mut().filter(|lines| lines.len() < MOST_LINES) {
+        lines.push(text.trim_end().to_owned());
     }
     state.last_line = Some(text.trim_end().to_owned());
 }

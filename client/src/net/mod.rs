@@ -123,6 +123,11 @@ impl Net {
         &self.table.name
     }
 
+    /// The plugin's name for itself, read again.
+    pub fn current_name(&self) -> String {
+        self.table.current_name()
+    }
+
     /// Initialises the plugin, as for the first communicator.
     pub fn init(&mut self) -> Result<()> {
         self.context = self.call_init(0x6265_6e63_6831)?;

@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Table {
+    slots: Slots,
     pub version: u8,
     pub name: String,
     pub init: Init,
@@ -48,7 +49,7 @@ macro_rules! function {
 }
 
 /// The slots of a table.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Slots {
     first: *const *const c_void,
     version: u8,
@@ -89,6 +90,18 @@ impl Table {
         ))
     }
 
+    /// The name, as the table has it now; empty for NULL.
+    pub fn current_name(&self) -> String {
+        // SAFETY: the table outlives `self`, and a name that is not NULL is NUL-terminated.
+        unsafe {
+            let name: *const c_char = self.slots.get(slot::NAME).cast();
+            if name.is_null() {
+                return String::new();
+            }
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
+    }
+
     /// Reads a table.
     ///
     /// # Safety
@@ -103,6 +116,7 @@ impl Table {
                 return Err(Failure::new("load", "the table's name is NULL"));
             }
             Ok(Self {
+                slots: table,
                 version,
                 name: CStr::from_ptr(name).to_string_lossy().into_owned(),
                 init: match version {

@@ -25,6 +25,11 @@ pub struct Member {
     pub registration: Registration,
 }
 
+// SAFETY: nothing here looks behind the address; the plugin does, from whichever thread NCCL uses.
+unsafe impl Send for Member {}
+// SAFETY: as above.
+unsafe impl Sync for Member {}
+
 impl Net {
     /// Registers host memory with a sending comm.
     ///
