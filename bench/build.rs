@@ -1,15 +1,14 @@
-//! Compiles the two C parts: the variadic log callback, which stable Rust cannot define, and the null provider, a shared
-//! object that the bench carries inside itself and writes out when it counts instructions.
+//! Compiles the null provider, a shared object that the bench carries inside itself and writes out when it counts
+//! instructions.
 use std::path::PathBuf;
 use std::process::Command;
 
 const NULL_SOURCES: [&str; 4] = ["null/data.c", "null/device.c", "null/memory.c", "null/objects.c"];
 
 fn main() {
-    for path in NULL_SOURCES.iter().chain(&["null/null.h", "null/null.map", "src/net/logger.c"]) {
+    for path in NULL_SOURCES.iter().chain(&["null/null.h", "null/null.map"]) {
         println!("cargo:rerun-if-changed={path}");
     }
-    cc::Build::new().file("src/net/logger.c").warnings(true).compile("pinrail_bench_logger");
     build_null_provider();
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().map(|output| output.stdout);

@@ -3,18 +3,17 @@
 mod bounce;
 mod cli;
 mod cpu;
-mod failure;
 mod host;
 mod link;
-mod net;
-mod progress;
 mod rank;
 mod registry;
 mod size;
+mod softrnic;
 mod stats;
 mod sweep;
 
 use clap::Parser as _;
+use pinrail_client::{buffer, failure, net, patience, progress};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::check::release::Version;
 use clap::{Args as Arguments, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -15,6 +16,20 @@ pub struct Args {
 /// The questions.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Whether NCCL would load a network plugin, which table each release takes, and which devices it would see
+    ///
+    /// Opens the library under the names that NCCL tries, in a process of its own, and uses each of its tables. Works on
+    /// any network plugin.
+    ///
+    /// Exit status: 0 NCCL would use it, 1 it would not, 2 it could not be told.
+    #[command(verbatim_doc_comment)]
+    Check(Check),
+    /// The process that loads the plugin; started by `check` itself
+    #[command(hide = true)]
+    CheckProbe(CheckProbe),
+    /// A process of a conformance case; started by `check` itself
+    #[command(hide = true)]
+    CheckRank(CheckProbe),
     /// Which pages of a process its forked children do not have, and which registration took them
     ///
     /// Exit status: 0 nothing is withheld but memory of the plugin and of devices (with --core-address: the address is
@@ -54,6 +69,67 @@ pub struct Doctor {
     /// Write one JSON document instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `check`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Check {
+    /// As NCCL_NET_PLUGIN would name it: a word, a path, or a list [default: NCCL_NET_PLUGIN, else libnccl-net.so]
+    #[arg(value_name = "PLUGIN")]
+    pub plugin: Option<String>,
+    /// Judge as this NCCL release does, such as 2.27 or 2.27.3 [default: the newest known]
+    #[arg(long, value_name = "RELEASE", value_parser = Version::parse)]
+    pub nccl: Option<Version>,
+    /// Also play the rules of the interface as cases, each between processes of its own
+    #[arg(long)]
+    pub conformance: bool,
+    /// Play only this case; may be given several times
+    #[arg(long = "case", value_name = "NAME", requires = "conformance")]
+    pub cases: Vec<String>,
+    /// Play with this table, or with all that the plugin has [default: the one that the release takes]
+    #[arg(long, value_name = "N|all", requires = "conformance", value_parser = table)]
+    pub table: Option<Table>,
+    /// Play on this device, by the plugin's name for it [default: the first]
+    #[arg(long, value_name = "NAME", requires = "conformance")]
+    pub device: Option<String>,
+    /// List the cases with their rules and stop
+    #[arg(long)]
+    pub list: bool,
+    /// Seconds that a call of the plugin may take, and a case
+    #[arg(long, value_name = "S", default_value = "60",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout: u64,
+    /// Show all that the plugin says
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Write one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Tables to play with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// All.
+    All,
+    /// This version.
+    One(u8),
+}
+
+fn table(text: &str) -> Result<Table, String> {
+    match text.parse() {
+        _ if text == "all" => Ok(Table::All),
+        Ok(version @ 5..=12) => Ok(Table::One(version)),
+        _ => Err("a table is a number from 5 to 12, or all".into()),
+    }
+}
+
+/// Options of the processes that load the plugin.
+#[derive(Debug, Clone, Arguments)]
+pub struct CheckProbe {
+    /// Show all that the plugin says.
+    #[arg(short, long)]
+    pub verbose: bool,
 }
 
 /// Options of `settings`.

@@ -1,6 +1,7 @@
 //! The `pinrail` command: see `pinrail --help`.
 
 mod args;
+mod check;
 mod doctor;
 mod forks;
 mod output;
@@ -13,6 +14,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args = args::Args::parse();
     match args.command {
+        args::Command::Check(options) => check::run(&options),
+        args::Command::CheckProbe(options) => check::probe(&options),
+        args::Command::CheckRank(options) => check::rank(&options),
         args::Command::Forks(options) => forks::run(&options),
         args::Command::Doctor(options) => doctor::run(&options),
         args::Command::Settings(options) => settings::run(&options),

@@ -250,7 +250,7 @@ impl Driver<'_> {
     fn flush(&mut self, size: usize) -> Result<Option<()>> {
         let member = self.endpoint.incoming_member(0, size, TAG);
         // SAFETY: the buffer is registered and lives until the endpoint is closed.
-        match unsafe { self.net.iflush(self.endpoint.recv(), member)? } {
+        match unsafe { self.net.iflush(self.endpoint.recv(), &[member])? } {
             Some(request) => self.finish(request).map(Some),
             None => Ok(None),
         }

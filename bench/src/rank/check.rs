@@ -3,8 +3,8 @@
 //! Messages start at changing alignments, some are shorter than their receive, and the tags of a grouped receive are
 //! sent in a different order for each group.
 
-use super::buffer::{GUARD, POISON, fill, first_wrong, key};
 use super::endpoint::Endpoint;
+use crate::buffer::{GUARD, POISON, fill, first_wrong, key};
 use crate::failure::{Failure, Result};
 use crate::link::{CheckPlan, Reply};
 use crate::net::abi::TEST_SIZES;

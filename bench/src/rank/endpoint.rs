@@ -1,10 +1,10 @@
 //! One rank's two comms and two buffers: a connection to the peer and one from it.
 
-use super::buffer::{Buffer, fill};
-use super::patience::Patience;
 use super::placed::Placed;
+use crate::buffer::{Buffer, fill};
 use crate::failure::Result;
 use crate::net::{Handle, Listener, Member, Net, RecvComm, Registration, SendComm};
+use crate::patience::Patience;
 use std::time::Duration;
 
 /// Everything open between connect and close.

@@ -1,10 +1,8 @@
 //! One of the two processes of a sweep. It does what the sweep tells it over its standard input, which is a socket, and
 //! ends when the sweep does.
 
-pub mod buffer;
 pub mod check;
 pub mod endpoint;
-pub mod patience;
 pub mod pingpong;
 pub mod placed;
 pub mod stream;
@@ -13,39 +11,20 @@ use crate::failure::{Failure, Result};
 use crate::link::{Command, Reply};
 use crate::net::{Handle, Listener, Net, log};
 use endpoint::{Endpoint, pair};
+use pinrail_client::worker::Service;
 use placed::Placed;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::fd::AsFd as _;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Serves commands until the sweep closes the socket.
 pub fn serve(rank: usize) -> Result<()> {
-    // A killed sweep must not leave ranks that spin.
-    let signal = Some(rustix::process::Signal::KILL);
-    if let Err(error) = rustix::process::set_parent_process_death_signal(signal) {
-        eprintln!("rank {rank}: no parent death signal: {error}");
-    }
-    let socket = std::io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .map(UnixStream::from)
-        .map_err(|error| Failure::io("start", "standard input", &error))?;
-    let mut answers =
-        socket.try_clone().map_err(|error| Failure::io("start", "the sweep's socket", &error))?;
+    let mut service = Service::begin(&format!("rank {rank}"))?;
     let mut state = State { rank, ..State::default() };
-    for line in BufReader::new(socket).lines() {
-        let Ok(line) = line else { break };
-        let command: Command = serde_json::from_str(&line)
-            .map_err(|error| Failure::new("start", format!("not a command: {error}")))?;
+    while let Some(command) = service.command()? {
         let reply = state.perform(command).unwrap_or_else(|error| Reply::Failed {
             stage: error.stage().to_owned(),
             text: error.text().to_owned(),
         });
-        let mut line = serde_json::to_string(&reply)
-            .map_err(|error| Failure::new("answer", error.to_string()))?;
-        line.push('\n');
-        if answers.write_all(line.as_bytes()).is_err() {
+        if !service.answer(&reply)? {
             break;
         }
     }

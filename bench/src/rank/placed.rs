@@ -4,10 +4,10 @@
 //! ever have a long-term pin. What arrives intact in such a buffer, or leaves it, went through other memory. The rest of
 //! a run that compares must be reached directly: every page belongs to a memory region.
 
-use super::buffer::{Buffer, page_size};
 use crate::bounce::{Bounce, Placement};
+use crate::buffer::{Buffer, page_size};
 use crate::failure::{Failure, Result};
-use crate::net::softrnic::{Page, STAGE, SoftRnic};
+use crate::softrnic::{Page, STAGE, SoftRnic};
 
 /// The software RNIC and what it was told about the buffers.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ fn not_direct(page: Page) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{not_bounced, not_direct};
-    use crate::net::softrnic::Page;
+    use crate::softrnic::Page;
 
     #[test]
     fn only_a_stuck_page_without_a_region_is_bounced() {

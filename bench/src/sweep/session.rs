@@ -5,13 +5,8 @@ use crate::failure::{Failure, Result};
 use crate::host::Fabric;
 use crate::link::{Command, Reply};
 use crate::net::Device;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt as _;
+use pinrail_client::worker::{Worker, wait_readable};
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// After one rank failed, the other gets this long to say why as well.
@@ -21,9 +16,7 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 struct Rank {
     number: usize,
-    child: Child,
-    socket: UnixStream,
-    received: Vec<u8>,
+    worker: Worker,
 }
 
 /// The ranks of one plugin.
@@ -151,15 +144,15 @@ impl Session {
         let mut deadline = Instant::now() + self.timeout + allowance;
         let mut outcomes: Vec<Option<Result<Reply>>> = Vec::new();
         for (rank, command) in self.ranks.iter_mut().zip(commands) {
-            outcomes.push(rank.tell(command).err().map(Err));
+            outcomes.push(rank.worker.tell(&command.stage(), command).err().map(Err));
         }
         while outcomes.iter().any(Option::is_none) {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             let silent = self.ranks.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_none());
-            wait_readable(silent.map(|(rank, _)| &rank.socket), left)?;
+            wait_readable(silent.map(|(rank, _)| rank.worker.socket()), left)?;
             for (rank, outcome) in self.ranks.iter_mut().zip(&mut outcomes) {
                 if outcome.is_none() {
-                    *outcome = rank.hear(&stage).transpose();
+                    *outcome = rank.worker.hear(&stage).transpose();
                 }
             }
             if outcomes.iter().flatten().any(failed) {
@@ -196,138 +189,31 @@ impl Session {
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        for rank in &mut self.ranks {
-            rank.stop();
-        }
-    }
-}
-
 impl Rank {
     fn start(number: usize, plan: &Plan<'_>) -> Result<Self> {
         let stage = "start";
         let exe = std::env::current_exe()
             .map_err(|error| Failure::io(stage, "the path of this program", &error))?;
-        let (socket, theirs) =
-            UnixStream::pair().map_err(|error| Failure::io(stage, "socketpair", &error))?;
-        socket
-            .set_nonblocking(true)
-            .map_err(|error| Failure::io(stage, "a non-blocking socket", &error))?;
-        // A plugin that prints must not disturb the table: its standard output is our standard error.
-        let output = rustix::io::dup(std::io::stderr())
-            .map_err(|error| Failure::io(stage, "standard error", &error.into()))?;
         let mut command = std::process::Command::new(exe);
         command.arg("rank").arg(number.to_string());
-        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::from(output));
         command.envs(plan.fabric.environment());
         if let Some(qps) = plan.qps {
             command.env("NCCL_IB_QPS_PER_CONNECTION", qps.to_string());
         }
-        let child =
-            command.spawn().map_err(|error| Failure::io(stage, "a rank process", &error))?;
-        Ok(Self { number, child, socket, received: Vec::new() })
+        Ok(Self { number, worker: Worker::start(command)? })
     }
 
-    fn tell(&mut self, command: &Command) -> Result<()> {
-        let mut line = serde_json::to_string(command)
-            .map_err(|error| Failure::new("command", error.to_string()))?;
-        line.push('\n');
-        let stage = command.stage();
-        // A command is far smaller than a socket's buffer, and the rank has read the previous one.
-        match self.socket.write_all(line.as_bytes()) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.obituary(&stage)),
-        }
-    }
-
-    /// The rank's reply, if it is complete.
-    fn hear(&mut self, stage: &str) -> Result<Option<Reply>> {
-        let mut chunk = [0; 4096];
-        loop {
-            match self.socket.read(&mut chunk) {
-                Ok(0) => return Err(self.obituary(stage)),
-                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return Err(self.obituary(stage)),
-            }
-        }
-        let Some(end) = self.received.iter().position(|&byte| byte == b'\n') else {
-            return Ok(None);
-        };
-        let line: Vec<u8> = self.received.drain(..=end).collect();
-        serde_json::from_slice(&line)
-            .map(Some)
-            .map_err(|error| Failure::new(stage, format!("answered nonsense: {error}")))
-    }
-
-    /// The socket is closed: says how the process ended.
-    fn obituary(&mut self, stage: &str) -> Failure {
-        let text = match self.child.wait() {
-            Ok(status) => match (status.signal(), status.code()) {
-                (Some(signal), _) => format!("was killed by signal {signal} during {stage}"),
-                (None, Some(code)) => format!("exited with status {code} during {stage}"),
-                (None, None) => format!("ended during {stage}"),
-            },
-            Err(error) => format!("is gone during {stage}: {error}"),
-        };
-        Failure::new(stage, text)
-    }
-
-    /// Waits for the process to end by itself, which it does when its socket closes.
-    fn join(mut self, timeout: Duration) -> Result<()> {
-        if self.socket.shutdown(std::net::Shutdown::Write).is_ok() {
-            let deadline = Instant::now() + timeout;
-            // End of file on our side is the process's exit.
-            while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-                wait_readable(std::iter::once(&self.socket), left)?;
-                match self.socket.read(&mut [0; 64]) {
-                    Ok(0) => break,
-                    Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => break,
-                    _ => {}
-                }
-            }
-        }
-        match self.child.try_wait() {
-            Ok(Some(status)) if status.success() => Ok(()),
-            Ok(Some(_)) => Err(self.obituary("exit")),
-            _ => match self.child.wait() {
-                Ok(status) if status.success() => Ok(()),
-                _ => Err(self.obituary("exit")),
-            },
-        }
-        .map_err(|error| Failure::new("exit", format!("rank {} {}", self.number, error.text())))
-    }
-
-    fn stop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            if let Err(error) = self.child.kill() {
-                eprintln!("rank {} cannot be stopped: {error}", self.number);
-            }
-            if let Err(error) = self.child.wait() {
-                eprintln!("rank {} cannot be waited for: {error}", self.number);
-            }
-        }
+    /// Waits for the process to end by itself.
+    fn join(self, timeout: Duration) -> Result<()> {
+        let number = self.number;
+        self.worker
+            .join(timeout)
+            .map_err(|error| Failure::new("exit", format!("rank {number} {}", error.text())))
     }
 }
 
 fn failed(outcome: &Result<Reply>) -> bool {
     matches!(outcome, Err(_) | Ok(Reply::Failed { .. }))
-}
-
-/// Sleeps until one of the ranks says something or `left` is over.
-fn wait_readable<'a>(sockets: impl Iterator<Item = &'a UnixStream>, left: Duration) -> Result<()> {
-    let mut fds: Vec<PollFd<'_>> =
-        sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
-    let left = Timespec {
-        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    match poll(&mut fds, Some(&left)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(Failure::io("wait", "poll", &error.into())),
-    }
 }
 
 /// Time a command may take in good order on a slow machine, on top of the time without progress.

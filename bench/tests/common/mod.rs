@@ -1,9 +1,12 @@
 //! What the bench's tests share: running the program, the fixture plugins, the built files.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
+#[path = "../../../client/fixture/mod.rs"]
+mod plugins;
+
+pub use plugins::{fixture, not_a_plugin, scratch};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Mutex;
 
 /// Longest time a run may take before it counts as hung. Nothing is measured with it.
 pub const HANG_S: u64 = 120;
@@ -22,43 +25,6 @@ pub fn finish(mut command: Command) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Output { status, stdout, stderr } = output;
     (status.code().unwrap_or(-1), text(&stdout), text(&stderr))
-}
-
-/// A file name for this test's output.
-pub fn scratch(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
-}
-
-/// Compiles a shared object; several tests may want the same one.
-fn compile(output: &Path, arguments: &[&str]) {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().expect("no compilation panicked");
-    // Written beside and renamed: a running test may have the old file mapped.
-    let fresh = output.with_extension(format!("{}.tmp", std::process::id()));
-    let status = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"])
-        .args(arguments)
-        .arg("-o")
-        .arg(&fresh)
-        .status()
-        .expect("there is a C compiler");
-    assert!(status.success(), "the fixture compiles");
-    std::fs::rename(&fresh, output).expect("renamed");
-}
-
-/// The fixture plugin with one table version.
-pub fn fixture(version: u8) -> PathBuf {
-    let output = scratch(&format!("fixture-v{version}.so"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture/plugin.c");
-    compile(&output, &[&format!("-DVERSION={version}"), source]);
-    output
-}
-
-/// A shared object that is no plugin.
-pub fn not_a_plugin() -> PathBuf {
-    let output = scratch("not-a-plugin.so");
-    compile(&output, &["-x", "c", "/dev/null"]);
-    output
 }
 
 /// The bench on a fixture. The fixture needs no verbs library; any file does for one.

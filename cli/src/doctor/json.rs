@@ -31,18 +31,6 @@ pub fn failure(reason: &str, code: u8) -> String {
 
 /// Everything.
 pub fn document(machine: &Machine, ports: &[Port], findings: &[Finding], code: u8) -> String {
-    let findings: Vec<_> = findings
-        .iter()
-        .map(|finding| {
-            json!({
-                "check": finding.check,
-                "level": finding.level.name(),
-                "what": finding.what,
-                "evidence": finding.evidence,
-                "remedy": finding.remedy,
-            })
-        })
-        .collect();
     let value = json!({
         "format": FORMAT,
         "version": env!("CARGO_PKG_VERSION"),
@@ -55,9 +43,20 @@ pub fn document(machine: &Machine, ports: &[Port], findings: &[Finding], code: u
         "container_runtime": machine.container.runtime,
         "verbs": machine.verbs.as_ref().map(super::verbs::VerbsFacts::document),
         "ports": ports.iter().map(port).collect::<Vec<_>>(),
-        "findings": findings,
+        "findings": findings.iter().map(finding).collect::<Vec<_>>(),
     });
     format!("{value:#}\n")
+}
+
+/// One finding.
+pub fn finding(finding: &Finding) -> Value {
+    json!({
+        "check": finding.check,
+        "level": finding.level.name(),
+        "what": finding.what,
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+    })
 }
 
 fn gid(entry: &GidEntry) -> Value {

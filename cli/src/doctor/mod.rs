@@ -6,12 +6,12 @@
 
 mod bundle;
 mod check;
-mod finding;
-mod json;
+pub mod finding;
+pub mod json;
 mod machine;
 mod pci;
 mod port;
-mod text;
+pub mod text;
 mod verbs;
 
 use crate::args::Doctor;

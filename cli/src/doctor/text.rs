@@ -1,6 +1,6 @@
 //! The findings as text for a person.
 
-use super::finding::{Finding, Level};
+use super::finding::{Finding, Level, exit_code};
 use super::json::verdict;
 use super::machine::Machine;
 use super::port::Port;
@@ -34,6 +34,16 @@ pub fn report(machine: &Machine, ports: &[Port], findings: &[Finding], colour: C
         say(&clean(&line(port)));
     }
     say("");
+    text + &findings_text(findings, colour)
+}
+
+/// The findings, what is wrong first, and what they add up to.
+pub fn findings_text(findings: &[Finding], colour: Colour) -> String {
+    let mut text = String::new();
+    let mut say = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
     for wanted in [Level::Problem, Level::Unknown, Level::Advice, Level::Fine] {
         for finding in findings.iter().filter(|finding| finding.level == wanted) {
             let (word, style) = match wanted {
@@ -54,7 +64,7 @@ pub fn report(machine: &Machine, ports: &[Port], findings: &[Finding], colour: C
         }
     }
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
-    let code = super::exit_code(findings);
+    let code = exit_code(findings);
     let style = if code == 0 { Style::Good } else { Style::Bad };
     say("");
     say(&colour.paint(
@@ -93,7 +103,7 @@ fn line(port: &Port) -> String {
 }
 
 /// Text of a captured file as it may be shown: a terminal acts on control characters.
-fn clean(text: &str) -> String {
+pub fn clean(text: &str) -> String {
     text.chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
         .collect()

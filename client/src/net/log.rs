@@ -1,4 +1,4 @@
-//! The plugin's log lines: shown on stderr under the rank's name, the last warning kept for the error message.
+//! The plugin's log lines: shown on stderr under the process's name, the last ones kept for the error message.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::io::Write as _;
@@ -10,19 +10,25 @@ const WARN: i32 = 2;
 
 /// The highest level that is printed.
 static VERBOSITY: AtomicI32 = AtomicI32::new(WARN);
-static STATE: Mutex<State> = Mutex::new(State { prefix: String::new(), last_warning: None });
+static STATE: Mutex<State> =
+    Mutex::new(State { prefix: String::new(), last_warning: None, last_line: None, lines: None });
+
+/// Lines that are kept where all are asked for.
+const MOST_LINES: usize = 1000;
 
 struct State {
     prefix: String,
     last_warning: Option<String>,
+    last_line: Option<String>,
+    lines: Option<Vec<String>>,
 }
 
 /// The C side of the logger: `ncclDebugLogger_t`. Only its address is used here; the plugin makes the variadic call.
 pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 unsafe extern "C" {
-    /// Formats and forwards to [`pinrail_bench_log_line`]; defined in `logger.c`.
-    pub fn pinrail_bench_logger(
+    /// Formats and forwards to [`pinrail_client_log_line`]; defined in `logger.c`.
+    pub fn pinrail_client_logger(
         level: c_int,
         flags: c_ulong,
         file: *const c_char,
@@ -45,12 +51,35 @@ pub fn take_warning() -> Option<String> {
     STATE.lock().ok()?.last_warning.take()
 }
 
+/// The plugin's latest line of any level, once: what it says where it has no reason to warn.
+pub fn take_line() -> Option<String> {
+    STATE.lock().ok()?.last_line.take()
+}
+
+/// Keeps all lines for [`take_lines`] from here on, or no longer.
+pub fn keep_lines(keep: bool) {
+    if let Ok(mut state) = STATE.lock() {
+        state.lines = keep.then(Vec::new);
+    }
+}
+
+/// The lines that were kept, once.
+pub fn take_lines() -> Vec<String> {
+    let lines = STATE.lock().ok().and_then(|mut state| state.lines.as_mut().map(std::mem::take));
+    lines.unwrap_or_default()
+}
+
+/// Prints nothing; lines are kept to be asked for.
+pub fn keep_quiet() {
+    VERBOSITY.store(0, Ordering::Relaxed);
+}
+
 /// Receives one formatted line. Called by the plugin's threads through `logger.c`.
 ///
 /// # Safety
 /// `text` is a NUL-terminated string that lives for the call.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pinrail_bench_log_line(
+unsafe extern "C" fn pinrail_client_log_line(
     level: c_int,
     _flags: c_ulong,
     _file: *const c_char,
@@ -68,4 +97,8 @@ unsafe extern "C" fn pinrail_bench_log_line(
     if level == WARN {
         state.last_warning = Some(text.trim_end().to_owned());
     }
+    if let Some(lines) = state.lines.as_mut().filter(|lines| lines.len() < MOST_LINES) {
+        lines.push(text.trim_end().to_owned());
+    }
+    state.last_line = Some(text.trim_end().to_owned());
 }

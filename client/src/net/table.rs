@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Table {
+    slots: Slots,
     pub version: u8,
     pub name: String,
     pub init: Init,
@@ -27,6 +28,7 @@ pub struct Table {
     pub close_recv: common::Close,
     pub close_listen: common::Close,
     pub finalize: Option<common::Close>,
+    pub set_net_attr: Option<common::SetNetAttr>,
 }
 
 /// Reads one slot as a function pointer of the type the field wants.
@@ -35,12 +37,32 @@ pub struct Table {
 /// `$table` points at a table that has slot `$index`, and the slot has the signature of the target type.
 macro_rules! function {
     ($table:expr, $index:expr, $what:literal) => {{
-        let slot = *$table.add($index);
+        let slot = $table.get($index);
         if slot.is_null() {
-            return Err(Failure::new("load", concat!("the table's ", $what, " is NULL")));
+            return Err(Failure::new(
+                "load",
+                concat!("the table's ", $what, " is NULL, and NCCL calls it without asking"),
+            ));
         }
         std::mem::transmute(slot)
     }};
+}
+
+/// The slots of a table.
+#[derive(Clone, Copy, Debug)]
+struct Slots {
+    first: *const *const c_void,
+    version: u8,
+}
+
+impl Slots {
+    /// # Safety
+    /// The table is one of this version and is alive, and the version has the slot.
+    unsafe fn get(self, index: usize) -> *const c_void {
+        let earlier = usize::from(self.version == 5 && index > slot::REG_MR_DMA_BUF);
+        // SAFETY: the caller's contract; v5 lacks one slot.
+        unsafe { *self.first.add(index - earlier) }
+    }
 }
 
 // The target types are the fields' own, and spelling each signature a second time would only add places to be wrong.
@@ -60,7 +82,7 @@ impl Table {
         }
         let names = match wanted {
             Some(version) => format!("ncclNetPlugin_v{version}"),
-            None => "ncclNetPlugin_v12 … v6".into(),
+            None => "ncclNetPlugin_v12 … v5".into(),
         };
         Err(Failure::new(
             "load",
@@ -68,52 +90,68 @@ impl Table {
         ))
     }
 
+    /// The name, as the table has it now; empty for NULL.
+    pub fn current_name(&self) -> String {
+        // SAFETY: the table outlives `self`, and a name that is not NULL is NUL-terminated.
+        unsafe {
+            let name: *const c_char = self.slots.get(slot::NAME).cast();
+            if name.is_null() {
+                return String::new();
+            }
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
+    }
+
+    /// Reads a table.
+    ///
     /// # Safety
-    /// `table` is the `ncclNet_vN_t` of that version and outlives the result.
-    unsafe fn read(table: *const *const c_void, version: u8) -> Result<Self, Failure> {
+    /// `first` is the `ncclNet_vN_t` of that version and outlives the result.
+    pub unsafe fn read(first: *const *const c_void, version: u8) -> Result<Self, Failure> {
+        let table = Slots { first, version };
         // SAFETY: every index is inside the struct of this version (spec offsets; finalize only from v11 on), and each
         // slot is transmuted to the signature that this version documents for it.
         unsafe {
-            let name: *const c_char = (*table.add(slot::NAME)).cast();
+            let name: *const c_char = table.get(slot::NAME).cast();
             if name.is_null() {
                 return Err(Failure::new("load", "the table's name is NULL"));
             }
             Ok(Self {
+                slots: table,
                 version,
                 name: CStr::from_ptr(name).to_string_lossy().into_owned(),
                 init: match version {
-                    6..=9 => Init::V6(function!(table, slot::INIT, "init")),
+                    5..=9 => Init::V6(function!(table, slot::INIT, "init")),
                     10 => Init::V10(function!(table, slot::INIT, "init")),
                     _ => Init::V11(function!(table, slot::INIT, "init")),
                 },
                 devices: function!(table, slot::DEVICES, "devices"),
                 get_properties: function!(table, slot::GET_PROPERTIES, "getProperties"),
                 listen: match version {
-                    6..=10 => Listen::V6(function!(table, slot::LISTEN, "listen")),
+                    5..=10 => Listen::V6(function!(table, slot::LISTEN, "listen")),
                     _ => Listen::V11(function!(table, slot::LISTEN, "listen")),
                 },
                 connect: match version {
-                    6 => Connect::V6(function!(table, slot::CONNECT, "connect")),
+                    5 | 6 => Connect::V6(function!(table, slot::CONNECT, "connect")),
                     7..=9 => Connect::V7(function!(table, slot::CONNECT, "connect")),
                     10 => Connect::V10(function!(table, slot::CONNECT, "connect")),
                     _ => Connect::V11(function!(table, slot::CONNECT, "connect")),
                 },
                 accept: match version {
-                    6 => Accept::V6(function!(table, slot::ACCEPT, "accept")),
+                    5 | 6 => Accept::V6(function!(table, slot::ACCEPT, "accept")),
                     _ => Accept::V7(function!(table, slot::ACCEPT, "accept")),
                 },
                 reg_mr: match version {
-                    6 | 7 => RegMr::V6(function!(table, slot::REG_MR, "regMr")),
+                    5..=7 => RegMr::V6(function!(table, slot::REG_MR, "regMr")),
                     _ => RegMr::V8(function!(table, slot::REG_MR, "regMr")),
                 },
                 dereg_mr: function!(table, slot::DEREG_MR, "deregMr"),
                 isend: match version {
-                    6..=8 => Isend::V6(function!(table, slot::ISEND, "isend")),
+                    5..=8 => Isend::V6(function!(table, slot::ISEND, "isend")),
                     9 => Isend::V9(function!(table, slot::ISEND, "isend")),
                     _ => Isend::V10(function!(table, slot::ISEND, "isend")),
                 },
                 irecv: match version {
-                    6..=8 => Irecv::V6(function!(table, slot::IRECV, "irecv")),
+                    5..=8 => Irecv::V6(function!(table, slot::IRECV, "irecv")),
                     9 => Irecv::V9(function!(table, slot::IRECV, "irecv")),
                     _ => Irecv::V10(function!(table, slot::IRECV, "irecv")),
                 },
@@ -124,6 +162,10 @@ impl Table {
                 close_listen: function!(table, slot::CLOSE_LISTEN, "closeListen"),
                 finalize: match version {
                     11.. => Some(function!(table, slot::FINALIZE, "finalize")),
+                    _ => None,
+                },
+                set_net_attr: match version {
+                    11.. => std::mem::transmute(table.get(slot::SET_NET_ATTR)),
                     _ => None,
                 },
             })

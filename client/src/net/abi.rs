@@ -1,8 +1,7 @@
-//! The C side of `ncclNet` v6 … v12, declared from NCCL's headers and not from the plugin's own declarations: a mistake
+//! The C side of `ncclNet` v5 … v12, declared from NCCL's headers and not from the plugin's own declarations: a mistake
 //! shared by both sides of the interface would cancel out and be seen by nobody.
 
-use std::ffi::{c_char, c_float, c_int, c_void};
-use std::mem::{offset_of, size_of};
+use std::ffi::{c_int, c_void};
 
 /// Opaque pointers of the C interface: comms, registrations, requests, contexts.
 pub type Ptr = *mut c_void;
@@ -20,7 +19,7 @@ pub const TEST_SIZES: usize = 64;
 pub const PTR_HOST: c_int = 1;
 
 /// The versions this client speaks, newest first: the order in which NCCL looks.
-pub const VERSIONS: [u8; 7] = [12, 11, 10, 9, 8, 7, 6];
+pub const VERSIONS: [u8; 8] = [12, 11, 10, 9, 8, 7, 6, 5];
 
 /// Name of an `ncclResult_t`.
 pub fn code_name(code: Code) -> &'static str {
@@ -46,96 +45,20 @@ pub struct CommConfig {
     pub traffic_class: c_int,
 }
 
-/// `ncclNetProperties_v6`.
+/// `ncclNetAttr_v11` and later: what NCCL is about to use the network for.
 #[repr(C)]
 #[derive(Debug)]
-pub struct PropertiesV6 {
-    pub name: *const c_char,
-    pub pci_path: *const c_char,
-    pub guid: u64,
-    pub ptr_support: c_int,
-    pub speed: c_int,
-    pub port: c_int,
-    pub latency: c_float,
-    pub max_comms: c_int,
-    pub max_recvs: c_int,
+pub struct NetAttr {
+    /// Most and fewest peers at once, most and fewest flows for each: of sends, then of receives.
+    pub comms: [[i32; 4]; 2],
+    /// Bit masks: operations, algorithms, protocols.
+    pub masks: [u32; 3],
 }
 
-/// `ncclNetProperties_v7`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct PropertiesV7 {
-    pub base: PropertiesV6,
-    pub net_device_type: c_int,
-    pub net_device_version: c_int,
-}
+const _: () = assert!(size_of::<CommConfig>() == 4 && size_of::<NetAttr>() == 44);
 
-/// `ncclNetProperties_v8`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct PropertiesV8 {
-    pub name: *const c_char,
-    pub pci_path: *const c_char,
-    pub guid: u64,
-    pub ptr_support: c_int,
-    pub reg_is_global: c_int,
-    pub speed: c_int,
-    pub port: c_int,
-    pub latency: c_float,
-    pub max_comms: c_int,
-    pub max_recvs: c_int,
-    pub net_device_type: c_int,
-    pub net_device_version: c_int,
-}
-
-/// The common head of `ncclNetProperties_v9` … `v12`. What follows differs, and the bench does not read it.
-#[repr(C)]
-#[derive(Debug)]
-pub struct PropertiesV9 {
-    pub name: *const c_char,
-    pub pci_path: *const c_char,
-    pub guid: u64,
-    pub ptr_support: c_int,
-    pub reg_is_global: c_int,
-    pub force_flush: c_int,
-    pub speed: c_int,
-    pub port: c_int,
-    pub latency: c_float,
-    pub max_comms: c_int,
-    pub max_recvs: c_int,
-    pub net_device_type: c_int,
-    pub net_device_version: c_int,
-}
-
-/// Room for any version's properties: larger than the largest (v12, 128 bytes), so that a plugin that writes too much is
-/// caught by the bytes behind the struct.
-#[repr(C, align(8))]
-#[derive(Debug)]
-pub struct PropertiesRoom {
-    pub bytes: [u8; 256],
-}
-
-/// Bytes of `ncclNetProperties_vN`.
-pub const fn properties_size(version: u8) -> usize {
-    match version {
-        6 => 48,
-        7 => 56,
-        8 => 64,
-        9 | 10 => 104,
-        11 => 112,
-        _ => 128,
-    }
-}
-
-const _: () = {
-    assert!(size_of::<PropertiesV6>() == 48 && offset_of!(PropertiesV6, max_recvs) == 44);
-    assert!(size_of::<PropertiesV7>() == 56 && offset_of!(PropertiesV7, net_device_type) == 48);
-    assert!(size_of::<PropertiesV8>() == 64 && offset_of!(PropertiesV8, speed) == 32);
-    assert!(offset_of!(PropertiesV9, speed) == 36 && offset_of!(PropertiesV9, max_recvs) == 52);
-    assert!(size_of::<CommConfig>() == 4);
-};
-
-/// Index of each function in the table: its byte offset divided by the pointer size.
+/// Index of each function in the table: its byte offset divided by the pointer size. v5 lacks `regMrDmaBuf`, so that
+/// everything behind it lies one slot earlier there.
 pub mod slot {
     #![allow(missing_docs)]
     pub const NAME: usize = 0;
@@ -146,6 +69,8 @@ pub mod slot {
     pub const CONNECT: usize = 5;
     pub const ACCEPT: usize = 6;
     pub const REG_MR: usize = 7;
+    /// Not in v5.
+    pub const REG_MR_DMA_BUF: usize = 8;
     pub const DEREG_MR: usize = 9;
     pub const ISEND: usize = 10;
     pub const IRECV: usize = 11;
@@ -156,6 +81,8 @@ pub mod slot {
     pub const CLOSE_LISTEN: usize = 16;
     /// v11 and v12 only.
     pub const FINALIZE: usize = 20;
+    /// v11 and v12 only; may be NULL.
+    pub const SET_NET_ATTR: usize = 21;
 }
 
 /// Signatures that all versions share.
@@ -171,12 +98,13 @@ pub mod common {
         unsafe extern "C" fn(Ptr, c_int, *mut Ptr, *mut c_int, *mut Ptr, *mut Ptr) -> Code;
     pub type Test = unsafe extern "C" fn(Ptr, *mut c_int, *mut c_int) -> Code;
     pub type Close = unsafe extern "C" fn(Ptr) -> Code;
+    pub type SetNetAttr = unsafe extern "C" fn(Ptr, *mut super::NetAttr) -> Code;
 }
 
 /// `init`, by the version that introduced the signature.
 #[derive(Debug, Clone, Copy)]
 pub enum Init {
-    /// v6 … v9.
+    /// v5 … v9.
     V6(unsafe extern "C" fn(super::log::Logger) -> Code),
     /// v10.
     V10(unsafe extern "C" fn(super::log::Logger, Ptr) -> Code),
@@ -187,7 +115,7 @@ pub enum Init {
 /// `listen`.
 #[derive(Debug, Clone, Copy)]
 pub enum Listen {
-    /// v6 … v10.
+    /// v5 … v10.
     V6(unsafe extern "C" fn(c_int, Ptr, *mut Ptr) -> Code),
     /// v11, v12.
     V11(unsafe extern "C" fn(Ptr, c_int, Ptr, *mut Ptr) -> Code),
@@ -196,7 +124,7 @@ pub enum Listen {
 /// `connect`. The last pointer is a device handle, which host networks leave alone.
 #[derive(Debug, Clone, Copy)]
 pub enum Connect {
-    /// v6.
+    /// v5, v6.
     V6(unsafe extern "C" fn(c_int, Ptr, *mut Ptr) -> Code),
     /// v7 … v9.
     V7(unsafe extern "C" fn(c_int, Ptr, *mut Ptr, *mut Ptr) -> Code),
@@ -209,7 +137,7 @@ pub enum Connect {
 /// `accept`.
 #[derive(Debug, Clone, Copy)]
 pub enum Accept {
-    /// v6.
+    /// v5, v6.
     V6(unsafe extern "C" fn(Ptr, *mut Ptr) -> Code),
     /// v7 … v12.
     V7(unsafe extern "C" fn(Ptr, *mut Ptr, *mut Ptr) -> Code),
@@ -218,7 +146,7 @@ pub enum Accept {
 /// `regMr`.
 #[derive(Debug, Clone, Copy)]
 pub enum RegMr {
-    /// v6, v7: the size is an int.
+    /// v5 … v7: the size is an int.
     V6(unsafe extern "C" fn(Ptr, Ptr, c_int, c_int, *mut Ptr) -> Code),
     /// v8 … v12.
     V8(unsafe extern "C" fn(Ptr, Ptr, usize, c_int, *mut Ptr) -> Code),
@@ -227,7 +155,7 @@ pub enum RegMr {
 /// `isend`.
 #[derive(Debug, Clone, Copy)]
 pub enum Isend {
-    /// v6 … v8: the size is an int.
+    /// v5 … v8: the size is an int.
     V6(unsafe extern "C" fn(Ptr, Ptr, c_int, c_int, Ptr, *mut Ptr) -> Code),
     /// v9.
     V9(unsafe extern "C" fn(Ptr, Ptr, usize, c_int, Ptr, *mut Ptr) -> Code),
@@ -238,7 +166,7 @@ pub enum Isend {
 /// `irecv`.
 #[derive(Debug, Clone, Copy)]
 pub enum Irecv {
-    /// v6 … v8: sizes are ints.
+    /// v5 … v8: sizes are ints.
     V6(
         unsafe extern "C" fn(
             Ptr,

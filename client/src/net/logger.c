@@ -5,12 +5,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-extern void pinrail_bench_log_line(int level, unsigned long flags, const char *file, int line, const char *text);
+extern void pinrail_client_log_line(int level, unsigned long flags, const char *file, int line, const char *text);
 
-void pinrail_bench_logger(int level, unsigned long flags, const char *file, int line, const char *format, ...)
+void pinrail_client_logger(int level, unsigned long flags, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-void pinrail_bench_logger(int level, unsigned long flags, const char *file, int line, const char *format, ...)
+void pinrail_client_logger(int level, unsigned long flags, const char *file, int line, const char *format, ...)
 {
     char text[2048];
     va_list arguments;
@@ -18,5 +18,5 @@ void pinrail_bench_logger(int level, unsigned long flags, const char *file, int 
     if (vsnprintf(text, sizeof text, format, arguments) < 0)
         text[0] = '\0';
     va_end(arguments);
-    pinrail_bench_log_line(level, flags, file ? file : "", line, text);
+    pinrail_client_log_line(level, flags, file ? file : "", line, text);
 }

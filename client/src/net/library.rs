@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use std::ffi::{CStr, CString, c_void};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -37,6 +38,20 @@ impl Library {
         &self.path
     }
 
+    /// The file that a symbol of it lies in, as the loader knows it.
+    pub fn file_of(&self, name: &str) -> Option<String> {
+        let symbol = self.symbol(name)?;
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: the address lies in a loaded library, and the struct may be filled.
+        if unsafe { libc::dladdr(symbol.as_ptr(), info.as_mut_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: all zeroes is a valid value, and dladdr filled it.
+        let name = unsafe { info.assume_init() }.dli_fname;
+        // SAFETY: the loader's own string, alive while the library is open.
+        (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+    }
+
     /// The address of an exported symbol.
     pub fn symbol(&self, name: &str) -> Option<NonNull<c_void>> {
         let name = CString::new(name).ok()?;
@@ -52,6 +67,12 @@ impl Library {
         // SAFETY: the handle is open, and the caller keeps the rest of the contract.
         unsafe { libc::dlclose(self.handle.as_ptr()) };
     }
+}
+
+/// The version of the C library that this process runs on.
+pub fn glibc_version() -> String {
+    // SAFETY: the call returns a static string.
+    unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_string_lossy().into_owned()
 }
 
 fn last_error() -> String {

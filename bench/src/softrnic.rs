@@ -1,7 +1,7 @@
 //! The software RNIC's own calls about pages, looked up in the very library that the plugin has loaded.
 
-use super::library::Library;
 use crate::failure::{Failure, Result};
+use crate::net::library::Library;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::null_mut;

@@ -6,6 +6,12 @@ use crate::failure::{Failure, Result};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
+/// Most members of a receive.
+pub const ONE_RECEIVE: usize = 8;
+
+/// NCCL's marker: whoever receives finds out by itself when the data are there.
+const OPTIONAL_COMPLETION: usize = 0x1;
+
 /// One member of a receive.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
@@ -18,6 +24,11 @@ pub struct Member {
     /// Registration that covers the memory.
     pub registration: Registration,
 }
+
+// SAFETY: nothing here looks behind the address; the plugin does, from whichever thread NCCL uses.
+unsafe impl Send for Member {}
+// SAFETY: as above.
+unsafe impl Sync for Member {}
 
 impl Net {
     /// Registers host memory with a sending comm.
@@ -82,6 +93,12 @@ impl Net {
         check("deregMr", code)
     }
 
+    /// Ends a registration that was never made, as NCCL does when it cleans up after a failure.
+    pub fn deregister_nothing(&self, comm: SendComm) -> Result<()> {
+        // SAFETY: the comm is open; NULL is what NCCL passes as well.
+        check("deregMr(NULL)", unsafe { (self.table.dereg_mr)(comm.0.as_ptr(), null_mut()) })
+    }
+
     /// Starts a send. `None`: it would block, try again.
     ///
     /// # Safety
@@ -111,8 +128,37 @@ impl Net {
     /// The members' memory is registered with this comm and belongs to the plugin until the request is done.
     #[inline]
     pub unsafe fn irecv(&self, comm: RecvComm, members: &[Member]) -> Result<Option<Request>> {
-        const MOST: usize = 8;
-        let mut request: Ptr = GARBAGE as Ptr;
+        // SAFETY: the caller's contract.
+        unsafe { self.receive(comm, members, GARBAGE) }
+    }
+
+    /// A receive of one member whose completion NCCL does not need. The request is to be tested all the same.
+    ///
+    /// # Safety
+    /// As [`Self::irecv`].
+    pub unsafe fn irecv_optional(&self, comm: RecvComm, member: Member) -> Result<Option<Request>> {
+        // SAFETY: the caller's contract.
+        let request = unsafe { self.receive(comm, &[member], OPTIONAL_COMPLETION)? };
+        if request.is_some_and(|request| request.0.as_ptr() as usize == OPTIONAL_COMPLETION) {
+            return Err(Failure::new(
+                "irecv",
+                "the plugin left NCCL's marker 0x1 in place of a request",
+            ));
+        }
+        Ok(request)
+    }
+
+    /// # Safety
+    /// As [`Self::irecv`].
+    #[inline]
+    unsafe fn receive(
+        &self,
+        comm: RecvComm,
+        members: &[Member],
+        before: usize,
+    ) -> Result<Option<Request>> {
+        const MOST: usize = ONE_RECEIVE;
+        let mut request: Ptr = before as Ptr;
         let mut data: [Ptr; MOST] = [null_mut(); MOST];
         let mut sizes = [0usize; MOST];
         let mut int_sizes: [c_int; MOST] = [0; MOST];
@@ -156,20 +202,25 @@ impl Net {
         Ok(written("irecv", request)?.map(Request))
     }
 
-    /// Starts a flush of received data. `None`: nothing to wait for.
+    /// Starts a flush of the data of one receive. `None`: nothing to wait for.
     ///
     /// # Safety
-    /// The member's memory is registered with this comm.
+    /// The members' memory is registered with this comm.
     #[inline]
-    pub unsafe fn iflush(&self, comm: RecvComm, member: Member) -> Result<Option<Request>> {
+    pub unsafe fn iflush(&self, comm: RecvComm, members: &[Member]) -> Result<Option<Request>> {
         let mut request: Ptr = null_mut();
-        let mut data: Ptr = member.data.cast();
-        let mut size = int_size("iflush", member.size)?;
-        let mut mr = member.registration.0.as_ptr();
-        // SAFETY: the comm is open, the three arrays have one entry, the out-pointer is valid.
-        let code = unsafe {
-            (self.table.iflush)(comm.0.as_ptr(), 1, &mut data, &mut size, &mut mr, &mut request)
-        };
+        let mut data: [Ptr; ONE_RECEIVE] = [null_mut(); ONE_RECEIVE];
+        let mut sizes: [c_int; ONE_RECEIVE] = [0; ONE_RECEIVE];
+        let mut mrs: [Ptr; ONE_RECEIVE] = [null_mut(); ONE_RECEIVE];
+        for (index, member) in members.iter().enumerate() {
+            data[index] = member.data.cast();
+            sizes[index] = int_size("iflush", member.size)?;
+            mrs[index] = member.registration.0.as_ptr();
+        }
+        let (count, comm) = (members.len() as c_int, comm.0.as_ptr());
+        let (data, sizes, mrs) = (data.as_mut_ptr(), sizes.as_mut_ptr(), mrs.as_mut_ptr());
+        // SAFETY: the comm is open, the three arrays have `count` entries, the out-pointer is valid.
+        let code = unsafe { (self.table.iflush)(comm, count, data, sizes, mrs, &mut request) };
         check("iflush", code)?;
         Ok(NonNull::new(request).map(Request))
     }
@@ -177,9 +228,20 @@ impl Net {
     /// Asks whether a request is done; its sizes are in `sizes` then. A done request is gone.
     #[inline]
     pub fn test(&self, request: Request, sizes: &mut [c_int; TEST_SIZES]) -> Result<bool> {
+        self.ask(request, sizes.as_mut_ptr())
+    }
+
+    /// As [`Self::test`], without asking for sizes.
+    pub fn test_without_sizes(&self, request: Request) -> Result<bool> {
+        self.ask(request, null_mut())
+    }
+
+    /// `sizes`: NULL, or 64 entries.
+    #[inline]
+    fn ask(&self, request: Request, sizes: *mut c_int) -> Result<bool> {
         let mut done: c_int = GARBAGE as c_int;
-        // SAFETY: the request is in flight, and the array has the 64 entries NCCL gives.
-        let code = unsafe { (self.table.test)(request.0.as_ptr(), &mut done, sizes.as_mut_ptr()) };
+        // SAFETY: the request is in flight, and the array has the 64 entries NCCL gives, or is not asked for.
+        let code = unsafe { (self.table.test)(request.0.as_ptr(), &mut done, sizes) };
         check("test", code)?;
         match done {
             0 => Ok(false),

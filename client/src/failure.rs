@@ -10,7 +10,7 @@ pub struct Failure {
     usage: bool,
 }
 
-/// The result used throughout the bench.
+/// The result used throughout.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {

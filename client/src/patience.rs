@@ -1,4 +1,4 @@
-//! Waiting by polling, with a deadline: a peer that died must not hang the bench.
+//! Waiting by polling, with a deadline: a peer that died must not hang its partner.
 
 use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
