@@ -38,7 +38,7 @@ pub use ifname::IfnameFilter;
 pub use inert::INERT;
 pub use notice::{Notice, Origin, Severity, Topic, printable};
 pub use row::{Inert, Row};
-pub use source::Variable;
+pub use source::{UNREADABLE, Variable, odd_lines};
 pub use table::{Settings, TABLE};
 pub use value::{Form, Unit};
 
