@@ -20,6 +20,7 @@ include ffi-tests/ffi.mk
 include demo/demo.mk
 include lab/lab.mk
 include fuzz/fuzz.mk
+include release/release.mk
 
 # Installs what is missing, or says exactly what to run.
 deps:
@@ -62,7 +63,7 @@ lint: deps
 # Every check but the kernel lab (`make lab`), cheapest first. Two profiles are built: release, which ships, and dev for
 # lint and tests.
 test: lint
-	@$(MAKE) --no-print-directory dist ffi-programs
+	@$(MAKE) --no-print-directory dist ffi-programs bench-build
 	@$(MAKE) --no-print-directory fuzz SECONDS=5
 	cargo test --workspace $(TEST_FEATURES)
 

@@ -36,6 +36,16 @@ pub enum Command {
     /// The program that is timed; started by `register`
     #[command(hide = true)]
     RegisterLoop(RegisterLoop),
+    /// Writes the manual pages into a folder; `make release` does
+    #[command(hide = true)]
+    Man(Man),
+}
+
+/// Options of `man`.
+#[derive(Debug, Clone, Args)]
+pub struct Man {
+    /// A folder that exists.
+    pub folder: PathBuf,
 }
 
 /// Options of the sweep.

@@ -115,12 +115,14 @@ fn existing(path: &Path) -> Result<PathBuf> {
     path.canonicalize().map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
-/// A file of dist/: beside the program, in the working directory, or above the program's target folder.
+/// A file of dist/: beside the program, where an installation has it, in the working directory, or above the program's target
+/// folder.
 fn built(name: &str) -> Option<PathBuf> {
     let exe = std::env::current_exe().ok();
     let mut folders = Vec::new();
     if let Some(folder) = exe.as_deref().and_then(Path::parent) {
         folders.push(folder.to_owned());
+        folders.extend(["../lib", "../lib/pinrail"].map(|installed| folder.join(installed)));
         folders.extend(folder.ancestors().skip(1).take(4).map(|up| up.join("dist")));
     }
     folders.push(PathBuf::from("dist"));

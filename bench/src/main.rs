@@ -12,9 +12,16 @@ mod softrnic;
 mod stats;
 mod sweep;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use pinrail_client::{buffer, failure, net, patience, progress};
+use std::path::Path;
 use std::process::ExitCode;
+
+/// Writes the manual pages, from the declaration of the command line.
+fn manual(folder: &Path) -> failure::Result<()> {
+    clap_mangen::generate_to(cli::Cli::command(), folder)
+        .map_err(|error| failure::Failure::io("man", &folder.display().to_string(), &error))
+}
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
@@ -25,6 +32,7 @@ fn main() -> ExitCode {
         Some(cli::Command::CpuLoop(options)) => cpu::run_loop(&options),
         Some(cli::Command::Register(options)) => registry::run(&options),
         Some(cli::Command::RegisterLoop(options)) => registry::run_loop(&options),
+        Some(cli::Command::Man(options)) => manual(&options.folder),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 use crate::check::release::Version;
 use clap::{Args as Arguments, Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Questions about RDMA on this machine, answered by the code of the pinrail plugin.
@@ -55,6 +56,65 @@ pub enum Command {
     /// Exit status: 0 nothing is wrong, 1 a connection failed, lost a rail or has waited for long, 2 it could not be told.
     #[command(verbatim_doc_comment)]
     Status(Status),
+    /// Runs a command of nccl-tests (or pinrail-bench) in turns with two plugins, and says what differs
+    ///
+    /// The command is given after `--`. NCCL_NET_PLUGIN and NCCL_NET are set for each run, and NCCL_DEBUG=INFO unless it is
+    /// set; a launcher must hand them to every rank (Open MPI: -x NAME).
+    ///
+    /// Exit status: 0 both sides ran as they should, 1 a run failed, used another network or had wrong results, 2 it
+    /// could not be told. Which side is faster does not count.
+    #[command(verbatim_doc_comment)]
+    Ab(Ab),
+    /// Writes the manual pages of all commands into a folder; `make release` does
+    #[command(hide = true)]
+    Man(Man),
+}
+
+/// Options of `man`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Man {
+    /// A folder that exists
+    pub folder: PathBuf,
+}
+
+/// Options of `ab`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Ab {
+    /// First plugin: a name as in NCCL_NET_PLUGIN, a file (with a slash), or none for NCCL's own transport
+    #[arg(long, value_name = "PLUGIN", default_value = "none")]
+    pub a: String,
+    /// Second plugin
+    #[arg(long, value_name = "PLUGIN", default_value = "pinrail")]
+    pub b: String,
+    /// A variable for runs of the first plugin only; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub a_env: Vec<(String, String)>,
+    /// A variable for runs of the second plugin only; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub b_env: Vec<(String, String)>,
+    /// Rounds; each has one run of both, and the order alternates
+    #[arg(short = 'n', long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds after which a run has failed and is killed
+    #[arg(long, value_name = "S", default_value = "600",
+          value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub deadline: u64,
+    /// Go on after a run that failed
+    #[arg(long)]
+    pub keep_going: bool,
+    /// Where the page with the plots goes; a file of that name is replaced
+    #[arg(long, value_name = "FILE", default_value = "pinrail-ab.html")]
+    pub html: PathBuf,
+    /// Write no page
+    #[arg(long, conflicts_with = "html")]
+    pub no_html: bool,
+    /// Write one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// The command, with its arguments
+    #[arg(last = true, required = true, num_args = 1.., value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// Options of `doctor`.
@@ -187,6 +247,16 @@ fn interval(text: &str) -> Result<f64, String> {
     sound.then_some(seconds).ok_or_else(|| "from 0.05 to 86400 seconds".into())
 }
 
+/// A variable with its value, which may be empty.
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !text.contains('\0') => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("a variable is given as NAME=VALUE".into()),
+    }
+}
+
 /// An address, with or without `0x`.
 fn address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
@@ -218,6 +288,15 @@ mod tests {
         assert!(parse(&["pinrail", "status", "--watch=0.2", "--json"]).is_ok());
         assert!(parse(&["pinrail", "status", "--prometheus", "--json"]).is_err());
         assert!(parse(&["pinrail", "status", "0"]).is_err());
+    }
+
+    #[test]
+    fn variables_have_a_name() {
+        assert_eq!(variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert_eq!(variable("A="), Ok(("A".into(), String::new())));
+        for bad in ["", "A", "=b"] {
+            assert!(variable(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

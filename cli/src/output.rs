@@ -1,6 +1,7 @@
 //! How commands write: colour only where a person looks, and an end of the reader is no failure.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A style of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,8 +45,22 @@ impl Colour {
     }
 }
 
-/// Writes text to the standard output. A reader that has gone away has seen enough.
+/// Something could not be written.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Writes text to the standard output. A reader that has gone away has seen enough; anything else that keeps the text from
+/// being written is said, and kept for [`was_lost`].
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        LOST.store(true, Ordering::Relaxed);
+        eprintln!("pinrail: the answer cannot be written: {error}");
+    }
+}
+
+/// Some of the answer could not be written, so that the exit status must not stand for it.
+pub fn was_lost() -> bool {
+    LOST.load(Ordering::Relaxed)
 }

@@ -3,7 +3,10 @@
 use crate::args::Settings as Options;
 use crate::output::{self, Colour, Style};
 use nccl_net_pinrail::config::{Notice, Origin, Row, Settings, Severity, TABLE, printable};
+use nccl_net_pinrail::host::inside::follow;
+use nccl_net_pinrail::host::plain;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Counts the times when keys of the document changed otherwise than by being added.
@@ -39,11 +42,7 @@ impl Shown<'_> {
 
 /// Runs the command.
 pub fn run(options: &Options) -> ExitCode {
-    if let Some(root) = options.root.as_ref().filter(|root| !root.join("proc/self").is_dir()) {
-        let reason = format!(
-            "{} holds no captured tree: there is no folder proc/self in it. pinrail doctor --bundle makes one",
-            root.display()
-        );
+    if let Some(reason) = options.root.as_deref().and_then(unreadable) {
         if options.json {
             output::print(&format!(
                 "{:#}\n",
@@ -66,6 +65,23 @@ pub fn run(options: &Options) -> ExitCode {
     };
     output::print(&text);
     ExitCode::from(code)
+}
+
+/// Why a tree says nothing about the settings of a process.
+fn unreadable(root: &Path) -> Option<String> {
+    let folder = "proc/self";
+    if !follow(root, Path::new(folder)).is_dir() {
+        return Some(format!(
+            "{} holds no captured tree: there is no folder {folder} in it. pinrail doctor --bundle makes one",
+            root.display()
+        ));
+    }
+    let environ = follow(root, &Path::new(folder).join("environ"));
+    let error = plain::open(&environ).err()?;
+    Some(format!(
+        "the variables of the process cannot be told: {} cannot be read: {error}",
+        environ.display()
+    ))
 }
 
 fn shown<'a>(row: &'a Row, settings: &Settings) -> Shown<'a> {

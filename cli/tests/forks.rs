@@ -381,11 +381,13 @@ fn files_of_dead_processes_are_removed() {
     let folder = Folder::new();
     let put =
         |name: &str, bytes: &[u8]| std::fs::write(folder.0.join(name), bytes).expect("a file");
-    // One that is alive; its number with another start; one that is gone; one of another namespace.
+    // One that is alive; a number with another start; one that is gone; the same under another name; one of another
+    // namespace.
     put(&format!("pinrail.{}", me.pid), &image(me));
-    put("pinrail.11", &image(ProcessId { start: me.start + 1, ..me }));
+    put("pinrail.1", &image(ProcessId { pid: 1, start: u64::MAX, ..me }));
+    put("pinrail.4000000000", &image(ProcessId { pid: 4_000_000_000, ..me }));
     put("pinrail.12", &image(ProcessId { pid: 4_000_000_000, ..me }));
-    put("pinrail.13", &image(ProcessId { pid: 4_000_000_000, namespace: 1, ..me }));
+    put("pinrail.4000000001", &image(ProcessId { pid: 4_000_000_001, namespace: 1, ..me }));
     put("pinrail.14", b"not an inventory");
     let out = Command::new(PINRAIL)
         .args(["forks", "--json", &me.pid.to_string()])
@@ -396,9 +398,10 @@ fn files_of_dead_processes_are_removed() {
     let removed = value["removed_stale"].to_string();
     for (name, gone) in [
         (format!("pinrail.{}", me.pid), false),
-        ("pinrail.11".into(), true),
-        ("pinrail.12".into(), true),
-        ("pinrail.13".into(), false),
+        ("pinrail.1".into(), true),
+        ("pinrail.4000000000".into(), true),
+        ("pinrail.12".into(), false),
+        ("pinrail.4000000001".into(), false),
         ("pinrail.14".into(), false),
     ] {
         let path = folder.0.join(&name);

@@ -70,6 +70,7 @@ impl Value for GidIndex {
         let mut remarks = Vec::new();
         let value = if let Ok(number) = whole_number(text) {
             // Stock takes any negative number for "choose"; only -1 is documented.
+            clamped = number < -1;
             if number < 0 { Self::Automatic } else { Self::Fixed(index(number, &mut clamped)?) }
         } else {
             let mut list: Vec<(String, u32)> = Vec::new();

@@ -189,6 +189,8 @@ impl HcaFilter {
         }
         if exclude && entries.is_empty() {
             remarks.push("an empty list after `^` excludes every device, as in stock".to_owned());
+        } else if entries.is_empty() && !text.trim().is_empty() {
+            remarks.push("the list names no device, so that all are used".to_owned());
         }
         Self { text: text.to_owned(), exclude, exact, entries }
     }

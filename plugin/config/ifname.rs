@@ -41,6 +41,8 @@ impl IfnameFilter {
         }
         if exclude && names.is_empty() {
             remarks.push("an empty list after `^` excludes nothing".to_owned());
+        } else if names.is_empty() && !text.trim().is_empty() {
+            remarks.push("the list names no interface, so that the choice is automatic".to_owned());
         }
         Self { text: text.to_owned(), exclude, exact, names }
     }

@@ -38,7 +38,7 @@ pub use ifname::IfnameFilter;
 pub use inert::INERT;
 pub use notice::{Notice, Origin, Severity, Topic, printable};
 pub use row::{Inert, Row};
-pub use source::{Variable, of_process as variables_of_process};
+pub use source::{UNREADABLE, Variable, odd_lines, of_process as variables_of_process};
 pub use table::{Settings, TABLE};
 pub use value::{Form, Unit};
 

@@ -52,6 +52,8 @@ pub enum Topic {
     Remark,
     /// A configuration file that was asked for could not be read.
     File,
+    /// Lines of a configuration file that do nothing.
+    Line,
 }
 
 impl Topic {
@@ -67,7 +69,7 @@ impl Topic {
 /// One line for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// The variable, or the file for [`Topic::File`].
+    /// The variable, or the file for [`Topic::File`] and [`Topic::Line`].
     pub subject: String,
     /// What it is about.
     pub topic: Topic,

@@ -469,3 +469,52 @@ proptest! {
         }
     }
 }
+
+/// Whatever the form: a number that is not used as it is written is told.
+#[test]
+fn no_number_is_clamped_in_silence() {
+    let beyond = ["99999999999999999999", "-99999999999999999999", "0xfffffffffffffffffffff"];
+    let mut tried = 0;
+    for row in TABLE {
+        let own: Vec<String> = match row.form {
+            Form::Flag => vec!["2".into(), "-1".into()],
+            // One more than the last number, where there is one.
+            Form::Number { min, max, .. } => [min.checked_sub(1), max.checked_add(1)]
+                .into_iter()
+                .flatten()
+                .map(|number| number.to_string())
+                .collect(),
+            Form::NumberOr { special, min, max, .. } => {
+                [special.min(min).checked_sub(1), max.checked_add(1)]
+                    .into_iter()
+                    .flatten()
+                    .map(|number| number.to_string())
+                    .collect()
+            }
+            Form::Text(_) if row.name == "NCCL_IB_GID_INDEX" => vec!["-2".into(), "256".into()],
+            Form::Text(_) | Form::Words(_) => continue,
+        };
+        for text in own.iter().map(String::as_str).chain(beyond) {
+            let (settings, notices) = Settings::parse([(row.name.to_owned(), text.to_owned())]);
+            let told = notices.iter().any(|notice| {
+                notice.subject == row.name
+                    && matches!(notice.topic, Topic::Clamped | Topic::Unparsable)
+            });
+            assert!(told, "{}={text} is {:?} in silence", row.name, settings.shown(row.name));
+            tried += 1;
+        }
+    }
+    assert!(tried > 100, "{tried}");
+}
+
+#[test]
+fn a_list_of_nothing_is_told() {
+    for name in ["NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_GID_INDEX"] {
+        for text in [",,,", "=,", ":1", "^", "^=,,"] {
+            let (_, notices) = Settings::parse([(name.to_owned(), text.to_owned())]);
+            assert!(!notices.is_empty(), "{name}={text}");
+        }
+    }
+    let (_, notices) = Settings::parse([("NCCL_IB_HCA".to_owned(), ",,,".to_owned())]);
+    assert!(notices[0].text.contains("names no device, so that all are used"), "{notices:?}");
+}

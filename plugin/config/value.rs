@@ -132,6 +132,11 @@ pub(super) fn trimmed(text: &OsStr) -> Result<&str, Refused> {
 /// A whole number in `strtoll` base-0 notation. Values beyond `i64` saturate, so that they clamp
 /// like any other number that is too large.
 pub fn whole_number(text: &str) -> Result<i64, Refused> {
+    saturated(text).map(|(number, _)| number)
+}
+
+/// The same, and whether the text names a number beyond `i64`.
+fn saturated(text: &str) -> Result<(i64, bool), Refused> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -146,17 +151,24 @@ pub fn whole_number(text: &str) -> Result<i64, Refused> {
         return Err(Refused);
     }
     let mut number: i64 = 0;
+    let mut beyond = false;
     for c in digits.chars() {
         let digit = i64::from(c.to_digit(radix).ok_or(Refused)?);
         let signed = if negative { -digit } else { digit };
-        number = number.saturating_mul(i64::from(radix)).saturating_add(signed);
+        let next = number.checked_mul(i64::from(radix)).and_then(|n| n.checked_add(signed));
+        beyond |= next.is_none();
+        number = match next {
+            Some(next) if !beyond => next,
+            _ if negative => i64::MIN,
+            _ => i64::MAX,
+        };
     }
-    Ok(number)
+    Ok((number, beyond))
 }
 
 /// Reads a number and applies the form's range. `None` is the form's special number.
 fn ranged(text: &OsStr, form: &Form) -> Result<(Option<i64>, bool), Refused> {
-    let number = whole_number(trimmed(text)?)?;
+    let (number, beyond) = saturated(trimmed(text)?)?;
     let (min, max) = match *form {
         Form::Flag => (0, 1),
         Form::Number { min, max, .. } => (min, max),
@@ -170,7 +182,8 @@ fn ranged(text: &OsStr, form: &Form) -> Result<(Option<i64>, bool), Refused> {
         Form::Words(_) | Form::Text(_) => return Err(Refused),
     };
     let effective = number.clamp(min, max.max(min));
-    Ok((Some(effective), effective != number))
+    // A range may reach as far as the numbers do.
+    Ok((Some(effective), effective != number || beyond))
 }
 
 /// The text of "not set" for a numeric form.
@@ -305,6 +318,17 @@ mod tests {
         assert_eq!(read("-2"), Ok((None, true)));
         assert_eq!(read("256"), Ok((Some(255), true)));
         assert_eq!(read("106"), Ok((Some(106), false)));
+    }
+
+    #[test]
+    fn a_number_beyond_all_numbers_is_said_to_be_out_of_range() {
+        let form = Form::Number { min: 0, max: i64::MAX, unit: Unit::Bytes };
+        let read = |text: &str| <usize>::read(OsStr::new(text), &form).map(|r| r.clamped);
+        assert_eq!(read("9223372036854775807"), Ok(false));
+        for text in ["9223372036854775808", "0xffffffffffffffff", "99999999999999999999999"] {
+            assert_eq!(read(text), Ok(true), "{text}");
+            assert_eq!(whole_number(&format!("-{}", text)), Ok(i64::MIN), "{text}");
+        }
     }
 
     #[test]

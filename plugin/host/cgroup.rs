@@ -82,17 +82,27 @@ impl Cgroup {
         let groups = proc.text("self/cgroup").unwrap_or_default();
         let mount = sysfs.join("fs/cgroup");
         let rdma = levels(&groups, &mount, "rdma").into_iter().flat_map(|(folder, group)| {
-            let read = |file: &str| text(&folder.join(file)).unwrap_or_default();
+            let read = |file: &str| text(&proc.found(&folder.join(file))).unwrap_or_default();
             uses(&read("rdma.max"), &read("rdma.current"), &group)
         });
         let ram = levels(&groups, &mount, "memory").into_iter().filter_map(|(folder, group)| {
-            let read = |file: &str| text(&folder.join(file))?.trim().parse::<u64>().ok();
+            let read =
+                |file: &str| text(&proc.found(&folder.join(file)))?.trim().parse::<u64>().ok();
             let max = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
             let current = read("memory.current").or_else(|| read("memory.usage_in_bytes"))?;
-            let file_cache = text(&folder.join("memory.stat")).map_or(0, |text| file_cache(&text));
+            let file_cache =
+                text(&proc.found(&folder.join("memory.stat"))).map_or(0, |text| file_cache(&text));
             (max < NO_LIMIT).then_some(MemoryUse { current, file_cache, max, group })
         });
         Self { rdma: rdma.collect(), ram: ram.min_by_key(MemoryUse::left) }
+    }
+
+    /// A file with limits of RDMA devices that is there and cannot be read.
+    pub fn withheld(proc: &Proc, sysfs: &Path) -> Option<PathBuf> {
+        let groups = proc.text("self/cgroup")?;
+        let levels = levels(&groups, &sysfs.join("fs/cgroup"), "rdma").into_iter();
+        let mut files = levels.map(|(folder, _)| proc.found(&folder.join("rdma.max")));
+        files.find(|file| file.symlink_metadata().is_ok() && text(file).is_none())
     }
 
     /// The first limit that keeps a device from registering more.

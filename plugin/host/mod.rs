@@ -13,6 +13,7 @@ pub mod fdinfo;
 pub mod fork;
 pub mod gid;
 pub mod headroom;
+pub mod inside;
 pub mod kernel;
 pub mod limits;
 pub mod meminfo;

@@ -5,6 +5,9 @@
 
 use super::procfs::Proc;
 
+/// The file in procfs that names it.
+pub const FILE: &str = "driver/nvidia/version";
+
 /// The driver, as `/proc/driver/nvidia/version` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
@@ -54,7 +57,7 @@ impl Driver {
 
     /// The driver that is loaded, if any.
     pub fn read(proc: &Proc) -> Option<Self> {
-        Self::parse(&proc.text("driver/nvidia/version")?)
+        Self::parse(&proc.text(FILE)?)
     }
 
     /// The flavour in a word.

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::inside::Bounds;
 use super::plain;
 use crate::config::Settings;
 
@@ -19,6 +20,7 @@ const LONGEST: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proc {
     root: PathBuf,
+    bounds: Bounds,
 }
 
 impl Default for Proc {
@@ -30,7 +32,12 @@ impl Default for Proc {
 impl Proc {
     /// A tree with this root.
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), bounds: Bounds::default() }
+    }
+
+    /// That of a captured tree, whose links do not lead out of it.
+    pub fn captured(tree: &Path) -> Self {
+        Self { root: tree.join("proc"), bounds: Bounds::of(tree) }
     }
 
     /// The tree the settings ask for.
@@ -40,12 +47,17 @@ impl Proc {
 
     /// A path below the root.
     pub fn path(&self, file: &str) -> PathBuf {
-        self.root.join(file)
+        self.found(&self.root.join(file))
+    }
+
+    /// Where a path of the same host really lies: itself, but in a captured tree.
+    pub(super) fn found(&self, path: &Path) -> PathBuf {
+        self.bounds.follow(path)
     }
 
     /// The kernel's log, in `/dev` beside it. Not `kmsg` in here: who reads that takes it from everybody.
     pub fn log(&self) -> PathBuf {
-        self.root.join("../dev/kmsg")
+        self.found(&self.root.join("../dev/kmsg"))
     }
 
     /// The text of a file; `None` where it cannot be read.
@@ -55,7 +67,11 @@ impl Proc {
 
     /// What a symbolic link holds, such as `cgroup:[4026531835]`.
     pub fn link(&self, file: &str) -> Option<String> {
-        fs::read_link(self.path(file)).ok()?.into_os_string().into_string().ok()
+        fs::read_link(self.bounds.beside(&self.root.join(file)))
+            .ok()?
+            .into_os_string()
+            .into_string()
+            .ok()
     }
 }
 

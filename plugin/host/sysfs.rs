@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::io::Errno;
 
 use super::gid::{GidEntry, NetDev};
+use super::inside::Bounds;
 use super::plain;
 use super::procfs::text;
 use crate::config::Settings;
@@ -32,6 +33,7 @@ const PEERMEM: [(&str, &str); 4] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sysfs {
     root: PathBuf,
+    bounds: Bounds,
 }
 
 impl Default for Sysfs {
@@ -43,7 +45,12 @@ impl Default for Sysfs {
 impl Sysfs {
     /// A tree with this root.
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), bounds: Bounds::default() }
+    }
+
+    /// That of a captured tree, whose links do not lead out of it.
+    pub fn captured(tree: &Path) -> Self {
+        Self { root: tree.join("sys"), bounds: Bounds::of(tree) }
     }
 
     /// The tree the settings ask for.
@@ -63,7 +70,12 @@ impl Sysfs {
         let mut path = self.root.join(folder);
         path.push(if plain { name } else { "no-such-name" });
         path.push(rest);
-        path
+        self.bounds.follow(&path)
+    }
+
+    /// A path below the root that is known beforehand.
+    fn below(&self, path: &str) -> PathBuf {
+        self.bounds.follow(&self.root.join(path))
     }
 
     fn device_file(&self, device: &str, rest: &str) -> PathBuf {
@@ -72,7 +84,7 @@ impl Sysfs {
 
     /// The kernel's RDMA devices, sorted. Empty where there are none.
     pub fn devices(&self) -> Vec<String> {
-        names_in(&self.root.join("class/infiniband"))
+        names_in(&self.below("class/infiniband"))
     }
 
     /// The ports of a device, sorted.
@@ -119,7 +131,8 @@ impl Sysfs {
 
     /// The kernel driver of the device's PCI function, such as `mlx5_core`.
     pub fn driver(&self, device: &str) -> Option<String> {
-        let link = fs::read_link(self.device_file(device, "device/driver")).ok()?;
+        let function = self.device_file(device, "device");
+        let link = fs::read_link(function.join("driver")).ok()?;
         link.file_name()?.to_str().map(str::to_owned)
     }
 
@@ -235,12 +248,12 @@ impl Sysfs {
 
     /// The files whose presence [`Self::peermem`] asks for, with the modules' names.
     pub fn peermem_probes(&self) -> impl Iterator<Item = (&'static str, PathBuf)> {
-        PEERMEM.iter().map(|(name, file)| (*name, self.root.join(file)))
+        PEERMEM.iter().map(|(name, file)| (*name, self.below(file)))
     }
 
     /// The loaded kernel module that lets devices reach GPU memory without a DMA-BUF.
     pub fn peermem(&self) -> Option<&'static str> {
-        let loaded = |(_, file): &&(&str, &str)| self.root.join(file).exists();
+        let loaded = |(_, file): &&(&str, &str)| self.below(file).exists();
         PEERMEM.iter().find(loaded).map(|(name, _)| *name)
     }
 }

@@ -174,7 +174,9 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     for (index, name) in names.iter().enumerate() {
         match list.open(index).and_then(|context| OpenDevice::new(context, &Arc::default())) {
             Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
-            Err(e) => tracing::warn!("device {name} is left out: {e}{}", node_hint(&sysfs, name)),
+            Err(e) => {
+                tracing::warn!("device {}{}", left_out(name, e), node_hint(&sysfs, name));
+            }
         }
     }
     for token in settings.hca.unmatched(seen.iter().map(|(n, p): &(String, u8)| (n.as_str(), *p))) {
@@ -195,6 +197,13 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
     let mut devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
     devices.sort_by_key(|device| device.index);
     Ok(devices)
+}
+
+/// Why something is not offered, its name said once: errors mostly begin with it.
+fn left_out(name: &str, why: impl std::fmt::Display) -> String {
+    let why = why.to_string();
+    let reason = why.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&why);
+    format!("{name} is left out: {reason}")
 }
 
 /// What to look at where a device cannot be opened: in a container it is mostly the node that is missing.
@@ -222,7 +231,7 @@ fn ports_of(
     let attr = match context.query_device() {
         Ok(attr) => attr,
         Err(e) => {
-            tracing::warn!("device {name} is left out: {e}");
+            tracing::warn!("device {}", left_out(&name, e));
             return;
         }
     };
@@ -240,7 +249,7 @@ fn ports_of(
         let state = match context.query_port(number) {
             Ok(state) => state,
             Err(e) => {
-                tracing::warn!("{} is left out: {e}", port.label);
+                tracing::warn!("{}", left_out(&port.label, e));
                 continue;
             }
         };
@@ -262,7 +271,7 @@ fn ports_of(
                 address
             }
             Err(e) => {
-                tracing::warn!("{} is left out: {e}", port.label);
+                tracing::warn!("{}", left_out(&port.label, e));
                 continue;
             }
         };
@@ -441,6 +450,17 @@ impl Devices {
 mod tests {
     use super::*;
     use crate::host::tree::Tree;
+
+    #[test]
+    fn a_name_is_said_once() {
+        for (name, why, text) in [
+            ("mlx5_0:1", "mlx5_0:1: no GID", "mlx5_0:1 is left out: no GID"),
+            ("mlx5_0:1", "mlx5_0:12: no GID", "mlx5_0:1 is left out: mlx5_0:12: no GID"),
+            ("mlx5_0:1", "ibv_query_port failed", "mlx5_0:1 is left out: ibv_query_port failed"),
+        ] {
+            assert_eq!(left_out(name, why), text);
+        }
+    }
 
     #[test]
     fn a_device_that_cannot_be_opened_is_told_with_its_node() {

@@ -242,7 +242,7 @@ impl Fork {
 
     fn report(&self, moment: Moment, check: &Check) {
         if check.findings.is_empty() {
-            tracing::info!("fork check {moment}: clean; {check}");
+            tracing::info!("fork check {moment}: {}; {check}", verdict(check));
             return;
         }
         for finding in check.findings.iter().take(TOLD) {
@@ -257,6 +257,11 @@ impl Fork {
             "fork check {moment}: {findings} findings, {more} of them not shown; {check}"
         );
     }
+}
+
+/// What a check without findings comes to: only a child that was forked knows what it has.
+fn verdict(check: &Check) -> &'static str {
+    if check.pages.is_some() { "clean" } else { "nothing is marked, and no child was asked" }
 }
 
 impl fmt::Display for Fork {
@@ -286,5 +291,18 @@ impl fmt::Display for Fork {
             self.library,
             self.variables.describe(&self.library, copies)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_child_a_check_is_not_clean() {
+        let mut check = Check::default();
+        assert!(!verdict(&check).contains("clean"), "{}", verdict(&check));
+        check.pages = Some(1);
+        assert_eq!(verdict(&check), "clean");
     }
 }

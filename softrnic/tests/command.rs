@@ -227,6 +227,52 @@ fn what_cannot_be_done_is_said_with_what_helps() {
     }
 }
 
+/// What is no plain file is neither waited for nor read to its end, wherever a plan is named.
+#[test]
+fn a_plan_is_a_plain_file_of_some_length() {
+    let _turn = turn();
+    let folder = std::env::temp_dir().join(format!("softrnic-plans-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let fifo = folder.join("fifo");
+    let name = std::ffi::CString::new(fifo.to_str().expect("UTF-8")).expect("no NUL");
+    // SAFETY: a NUL-terminated path.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let long = folder.join("long");
+    std::fs::write(&long, "#".repeat((1 << 20) + 1)).expect("written");
+    let me = me();
+    for (file, complaint) in [
+        (fifo.to_str().expect("UTF-8"), "it is no plain file"),
+        ("/dev/zero", "it is no plain file"),
+        (folder.to_str().expect("UTF-8"), "it is no plain file"),
+        (long.to_str().expect("UTF-8"), "it is longer than 1048576 bytes"),
+        ("/no/such/plan", "No such file"),
+    ] {
+        for words in [vec!["check", file], vec!["faults", &me, "set", file]] {
+            let (status, text) = softrnic(&words, "");
+            assert_eq!(status, Some(1), "{words:?}: {text}");
+            assert!(text.contains(complaint), "{words:?}: {text}");
+        }
+        let mut devices = common::client("ibv_devices", setup(&[]));
+        let output = devices.env("SOFTRNIC_FAULTS", file).output().expect("ibv_devices starts");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("SOFTRNIC_FAULTS=") && text.contains(complaint), "{file}: {text}");
+    }
+    let (status, text) = softrnic(&["check", "-"], &"#".repeat((1 << 20) + 1));
+    assert!(status == Some(1) && text.contains("longer than"), "{text}");
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_a_failure() {
+    let program = common::lib_dir().join("softrnic");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let mut command = common::client(program.to_str().expect("UTF-8 path"), setup(&[]));
+    let output = command.arg("help").stdout(full).output().expect("softrnic starts");
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("cannot be written: No space left"), "{text}");
+}
+
 #[test]
 fn a_stopped_process_and_one_without_a_fabric_are_no_obstacle() {
     let _turn = turn();

@@ -206,4 +206,9 @@ fn the_readme_lists_every_setting() {
         listed += 1;
     }
     assert_eq!(rows.len(), listed, "no row without a setting");
+    for one in NUMBERS {
+        let wanted =
+            format!("| `SOFTRNIC_{}` | `{}`, {} to {} |", one.name, one.default, one.min, one.max);
+        assert!(rows.iter().any(|row| row.starts_with(&wanted)), "README.md lacks {wanted}");
+    }
 }

@@ -3,13 +3,15 @@
 //! Secrets stay out: of variables and configuration files only names that concern RDMA are kept, of the kernel's command
 //! line only parameters about memory and IOMMU, of libraries and device nodes only the names.
 
-use super::machine::{Machine, names, read};
+use super::machine::Machine;
 use super::verbs;
+use nccl_net_pinrail::config::{UNREADABLE, odd_lines};
+use nccl_net_pinrail::host::plain;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
@@ -142,23 +144,31 @@ const HOME: &str = "/home";
 enum Entry {
     Text(Vec<u8>),
     Link(PathBuf),
+    Folder,
 }
+
+/// No configuration file is longer.
+const LONGEST: u64 = 1 << 20;
 
 struct Bundle<'a> {
     machine: &'a Machine,
     entries: BTreeMap<PathBuf, Entry>,
+    /// The home folder, without a slash at its end.
+    home: Option<String>,
 }
 
 /// Writes the archive. It must not exist.
 pub fn write(path: &Path, machine: &Machine, report: &str) -> io::Result<()> {
-    let mut bundle = Bundle { machine, entries: BTreeMap::new() };
+    let home = home_of(machine.variables());
+    let mut bundle = Bundle { machine, entries: BTreeMap::new(), home };
     bundle.sysfs();
     bundle.procfs();
     bundle.configuration();
     bundle.libraries();
     bundle.text("pinrail/report.json", without_secrets(report, machine.variables()).into_bytes());
     if let Some(facts) = &machine.verbs {
-        bundle.text(verbs::FILE, format!("{:#}\n", facts.document()).into_bytes());
+        let text = format!("{:#}\n", facts.document());
+        bundle.text(verbs::FILE, without_secrets(&text, machine.variables()).into_bytes());
     }
     let mut archive = Builder::new(File::create_new(path)?);
     for (path, entry) in &bundle.entries {
@@ -168,6 +178,12 @@ pub fn write(path: &Path, machine: &Machine, report: &str) -> io::Result<()> {
             Entry::Text(bytes) => {
                 header.set_size(bytes.len() as u64);
                 archive.append_data(&mut header, path, bytes.as_slice())?;
+            }
+            Entry::Folder => {
+                header.set_entry_type(EntryType::Directory);
+                header.set_mode(0o755);
+                header.set_size(0);
+                archive.append_data(&mut header, path, io::empty())?;
             }
             Entry::Link(target) => {
                 header.set_entry_type(EntryType::Symlink);
@@ -204,15 +220,57 @@ fn without_secrets(report: &str, variables: &[(OsString, OsString)]) -> String {
             let told = format!("{}={}", quoted(&name), quoted(&value));
             report = report.replace(&told, &format!("{}=(left out)", quoted(&name)));
         }
-        if name == "HOME" && value.len() > 1 {
-            report = report.replace(&quoted(&value), HOME);
-        }
     }
-    report
+    match home_of(variables) {
+        Some(home) => renamed(&report, &quoted(&home)),
+        None => report,
+    }
+}
+
+/// The home folder, without a slash at its end; `None` where it says nothing.
+fn home_of(variables: &[(OsString, OsString)]) -> Option<String> {
+    let (_, home) = variables.iter().find(|(name, _)| name == "HOME")?;
+    let home = home.to_string_lossy();
+    let home = home.trim_end_matches('/');
+    (home.starts_with('/') && home != HOME).then(|| home.to_owned())
+}
+
+/// A text in which the home folder has the name that it has in every bundle. Only whole names are meant: `/root` is not in
+/// `/rootfs`, nor in `/srv/root`.
+fn renamed(text: &str, home: &str) -> String {
+    let part = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(home) {
+        let (before, after) = (&rest[..at], &rest[at + home.len()..]);
+        let begins = !before.ends_with(|c| part(c) || c == '/');
+        let ends = !after.starts_with(part);
+        out.push_str(before);
+        out.push_str(if begins && ends { HOME } else { home });
+        rest = after;
+    }
+    out + rest
+}
+
+/// A configuration file with the lines that may be kept. Others leave a comment or an odd line in their places, so that the
+/// numbers of lines stay and say the same.
+fn kept_lines(bytes: &[u8], renamed: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let odd = odd_lines(bytes);
+    let lines = bytes.split(|byte| *byte == b'\n').enumerate().map(|(at, line)| {
+        let name = line.split(|byte| *byte == b'=').next().unwrap_or_default();
+        if is_kept(name) {
+            renamed(line)
+        } else if odd.contains(&(at + 1)) {
+            b"?".to_vec()
+        } else {
+            b"#".to_vec()
+        }
+    });
+    lines.collect::<Vec<_>>().join(&b'\n')
 }
 
 /// Every path that a pattern stands for, below a folder.
-fn expand(root: &Path, pattern: &str) -> Vec<PathBuf> {
+fn expand(machine: &Machine, root: &Path, pattern: &str) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::new()];
     for part in pattern.split('/') {
         let Some((begin, end)) = part.split_once('*') else {
@@ -222,7 +280,7 @@ fn expand(root: &Path, pattern: &str) -> Vec<PathBuf> {
         found = found
             .iter()
             .flat_map(|path| {
-                let all = names(&root.join(path)).into_iter();
+                let all = machine.names(&root.join(path)).into_iter();
                 all.filter(|name| name.starts_with(begin) && name.ends_with(end))
                     .map(|name| path.join(name))
                     .collect::<Vec<_>>()
@@ -240,13 +298,13 @@ impl Bundle<'_> {
     fn sysfs(&mut self) {
         let root = self.machine.sysfs.root().to_owned();
         for pattern in SYS {
-            for path in expand(&root, pattern) {
+            for path in expand(self.machine, &root, pattern) {
                 self.follow(&root, &path);
             }
         }
         for pattern in SYS_LINKS {
-            for path in expand(&root, pattern) {
-                let Ok(target) = fs::read_link(root.join(&path)) else { continue };
+            for path in expand(self.machine, &root, pattern) {
+                let Some(target) = self.machine.sys_link(&path.to_string_lossy()) else { continue };
                 let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
                     continue;
                 };
@@ -257,9 +315,16 @@ impl Bundle<'_> {
             }
         }
         let functions = Path::new("bus/pci/devices");
-        for name in names(&root.join(functions)) {
+        // Empty ones say that somebody looked.
+        for folder in ["bus/pci/devices", "module"] {
+            let mounted = self.machine.live && self.machine.sys("class").is_dir();
+            if mounted || self.machine.sys(folder).is_dir() {
+                self.entries.insert(Path::new("sys").join(folder), Entry::Folder);
+            }
+        }
+        for name in self.machine.names(&root.join(functions)) {
             let function = functions.join(name);
-            let class = read(&root.join(&function).join("class")).unwrap_or_default();
+            let class = self.machine.read(&root.join(&function).join("class")).unwrap_or_default();
             if PCI_CLASSES.iter().any(|begin| class.starts_with(begin.as_bytes())) {
                 for file in PCI {
                     self.follow(&root, &function.join(file));
@@ -303,7 +368,7 @@ impl Bundle<'_> {
 
     /// Keeps a file below sysfs. Empty slots of GID tables are hundreds, and are missed by nobody.
     fn follow(&mut self, root: &Path, path: &Path) {
-        if let Some(bytes) = read(&root.join(path))
+        if let Some(bytes) = self.machine.read(&root.join(path))
             && bytes.trim_ascii() != NO_GID
             && let Some(place) = self.place(root, path)
         {
@@ -315,8 +380,8 @@ impl Bundle<'_> {
         let machine = self.machine;
         let root = machine.proc.path("");
         for pattern in PROC {
-            for path in expand(&root, pattern) {
-                if let Some(bytes) = read(&root.join(&path)) {
+            for path in expand(machine, &root, pattern) {
+                if let Some(bytes) = machine.read(&root.join(&path)) {
                     self.text(Path::new("proc").join(path), bytes);
                 }
             }
@@ -335,7 +400,8 @@ impl Bundle<'_> {
                 self.entries.insert(Path::new("proc").join(file), Entry::Link(target.into()));
             }
         }
-        let line = machine.proc.text("cmdline").unwrap_or_default();
+        // What cannot be read stays away, so that nobody takes it for empty.
+        let Some(line) = machine.proc.text("cmdline") else { return };
         let kept: Vec<_> = line
             .split_whitespace()
             .take_while(|word| *word != "--")
@@ -349,40 +415,63 @@ impl Bundle<'_> {
         let mut environ: Vec<u8> = format!("HOME={HOME}\0").into_bytes();
         for (name, value) in machine.variables().iter().filter(|(name, _)| is_kept(name.as_bytes()))
         {
-            let entry = [name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat();
-            environ.extend(entry);
+            let value = self.renamed(value.as_bytes());
+            environ.extend([name.as_bytes(), b"=", value.as_slice(), b"\0"].concat());
         }
-        self.text("proc/self/environ", environ);
+        if machine.knows_environment {
+            self.text("proc/self/environ", environ);
+        }
         let own = machine.variable("NCCL_CONF_FILE").filter(|path| !path.is_empty());
-        let (from, to) = match (own, machine.variable("HOME")) {
-            (Some(path), _) => (Some(PathBuf::from(path)), Some(PathBuf::from(path))),
-            (None, Some(home)) => {
-                let file = ".nccl.conf";
-                (Some(Path::new(home).join(file)), Some(Path::new(HOME).join(file)))
-            }
-            (None, None) => (None, None),
+        let user = match (own, machine.variable("HOME")) {
+            (Some(path), _) => Some(PathBuf::from(path)),
+            (None, Some(home)) => Some(Path::new(home).join(".nccl.conf")),
+            (None, None) => None,
         };
-        let system = PathBuf::from("/etc/nccl.conf");
-        for (from, to) in from.into_iter().zip(to).chain([(system.clone(), system)]) {
-            let Ok(below) = from.strip_prefix("/") else { continue };
-            let Some(bytes) = read(&machine.root.join(below)) else { continue };
-            let lines = bytes.split(|byte| *byte == b'\n');
-            let name = |line: &[u8]| line.split(|byte| *byte == b'=').next().map(<[u8]>::to_vec);
-            let kept: Vec<&[u8]> =
-                lines.filter(|line| name(line).is_some_and(|name| is_kept(&name))).collect();
-            if let Ok(to) = to.strip_prefix("/") {
-                self.text(to, [kept.join(&b'\n'), b"\n".to_vec()].concat());
+        let mut lost = Vec::new();
+        if !machine.live {
+            // A bundle of a bundle.
+            lost.extend(machine.read(&machine.path(UNREADABLE)).unwrap_or_default());
+        }
+        for path in user.into_iter().chain([PathBuf::from("/etc/nccl.conf")]) {
+            let Ok(below) = path.strip_prefix("/") else { continue };
+            let to = self.renamed_path(&path);
+            match plain::read(&machine.path(&below.to_string_lossy()), LONGEST) {
+                Ok(bytes) => {
+                    let kept = kept_lines(&bytes, |bytes| self.renamed(bytes));
+                    if let Ok(to) = to.strip_prefix("/") {
+                        self.text(to, kept);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => lost.extend(format!("{}\t{error}\n", to.display()).into_bytes()),
             }
         }
+        if !lost.is_empty() {
+            self.text(UNREADABLE, lost);
+        }
+    }
+
+    /// Bytes without the name of the home folder.
+    fn renamed(&self, bytes: &[u8]) -> Vec<u8> {
+        match (&self.home, std::str::from_utf8(bytes)) {
+            (Some(home), Ok(text)) => renamed(text, home).into_bytes(),
+            // Nothing that is not text can be a name of interest.
+            (Some(_), Err(_)) => Vec::new(),
+            (None, _) => bytes.to_vec(),
+        }
+    }
+
+    fn renamed_path(&self, path: &Path) -> PathBuf {
+        OsString::from_vec(self.renamed(path.as_os_str().as_bytes())).into()
     }
 
     /// Names of libraries, providers and device nodes, as empty files.
     fn libraries(&mut self) {
         let machine = self.machine;
         let folder = Path::new("etc/libibverbs.d");
-        for name in names(&machine.root.join(folder)) {
+        for name in machine.names(&machine.root.join(folder)) {
             let path = folder.join(name);
-            if let Some(bytes) = read(&machine.root.join(&path)) {
+            if let Some(bytes) = machine.read(&machine.root.join(&path)) {
                 self.text(path, bytes);
             }
         }
@@ -390,15 +479,18 @@ impl Bundle<'_> {
             let Ok(below) = folder.strip_prefix(&machine.root).map(Path::to_owned) else {
                 continue;
             };
-            let libraries = names(&folder).into_iter().filter(|n| n.starts_with("libibverbs.so"));
-            let providers = names(&folder.join("libibverbs")).into_iter();
+            let below = self.renamed_path(&Path::new("/").join(below));
+            let Ok(below) = below.strip_prefix("/").map(Path::to_owned) else { continue };
+            let all = machine.names(&folder).into_iter();
+            let libraries = all.filter(|name| name.starts_with("libibverbs.so"));
+            let providers = machine.names(&folder.join("libibverbs")).into_iter();
             let providers = providers.map(|name| format!("libibverbs/{name}"));
             for name in libraries.chain(providers) {
                 self.text(below.join(name), Vec::new());
             }
         }
         let nodes = Path::new("dev/infiniband");
-        for name in names(&machine.root.join(nodes)) {
+        for name in machine.names(&machine.root.join(nodes)) {
             self.text(nodes.join(name), Vec::new());
         }
     }
@@ -406,7 +498,7 @@ impl Bundle<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_kept, without_secrets};
+    use super::{is_kept, kept_lines, renamed, without_secrets};
 
     #[test]
     fn secrets_are_told_by_their_names() {
@@ -419,6 +511,27 @@ mod tests {
             assert!(!is_kept(left.as_bytes()), "{left}");
         }
         assert!(!is_kept(b"NCCL_\xff"));
+    }
+
+    #[test]
+    fn lines_of_a_file_keep_their_numbers_and_nothing_else() {
+        let text = b"# hunter2\nNCCL_IB_TC=1\nWANDB_API_KEY=hunter2\nhunter2\n\nexport X=hunter2\nNCCL_X=/u/a/b";
+        let kept =
+            kept_lines(text, |line| renamed(&String::from_utf8_lossy(line), "/u/a").into_bytes());
+        assert_eq!(kept, b"#\nNCCL_IB_TC=1\n#\n?\n#\n?\nNCCL_X=/home/b");
+        assert_eq!(super::odd_lines(&kept), super::odd_lines(text));
+    }
+
+    #[test]
+    fn only_whole_names_of_the_home_folder_are_replaced() {
+        for (text, shown) in [
+            ("/root/.nccl.conf", "/home/.nccl.conf"),
+            ("A=/root:/root/lib", "A=/home:/home/lib"),
+            ("/rootfs /root-x /srv/root /root", "/rootfs /root-x /srv/root /home"),
+            ("\"/root\"", "\"/home\""),
+        ] {
+            assert_eq!(renamed(text, "/root"), shown);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::verbs::VerbsFacts;
 use nccl_net_pinrail::config::{Notice, Settings};
 use nccl_net_pinrail::host::container::Container;
+use nccl_net_pinrail::host::inside::Bounds;
 use nccl_net_pinrail::host::plain;
 use nccl_net_pinrail::host::procfs::Proc;
 use nccl_net_pinrail::host::sysfs::Sysfs;
@@ -34,7 +35,10 @@ pub struct Machine {
     pub verbs: Option<VerbsFacts>,
     /// Whether the process is in a container.
     pub container: Container,
+    /// The variables could be read.
+    pub knows_environment: bool,
     environment: Vec<(OsString, OsString)>,
+    bounds: Bounds,
 }
 
 impl Machine {
@@ -44,6 +48,8 @@ impl Machine {
         let (sysfs, proc) = (Sysfs::from_settings(&settings), Proc::from_settings(&settings));
         Self {
             root: "/".into(),
+            bounds: Bounds::default(),
+            knows_environment: true,
             live: true,
             verbs: Some(VerbsFacts::of_process(&settings)),
             container: Container::read(&proc),
@@ -60,7 +66,9 @@ impl Machine {
     /// # Errors
     /// There is none.
     pub fn at(root: &Path) -> Result<Self, String> {
-        let missing = ["proc/self", "sys"].into_iter().find(|part| !root.join(part).is_dir());
+        let bounds = Bounds::of(root);
+        let is_folder = |part: &&str| bounds.follow(&root.join(part)).is_dir();
+        let missing = ["proc/self", "sys"].into_iter().find(|part| !is_folder(part));
         if let Some(missing) = missing {
             return Err(format!(
                 "{} holds no captured tree: there is no folder {missing} in it. pinrail doctor --bundle FILE captures \
@@ -69,8 +77,10 @@ impl Machine {
             ));
         }
         let (settings, notices) = Settings::from_tree(root);
-        let (sysfs, proc) = (Sysfs::at(root.join("sys")), Proc::at(root.join("proc")));
-        let environ = read(&root.join("proc/self/environ")).unwrap_or_default();
+        let (sysfs, proc) = (Sysfs::captured(root), Proc::captured(root));
+        let environ = read(&bounds.follow(&root.join("proc/self/environ")));
+        let knows_environment = environ.is_some();
+        let environ = environ.unwrap_or_default();
         let environment = environ.split(|byte| *byte == 0).filter_map(|entry| {
             let at = entry.iter().position(|byte| *byte == b'=')?;
             let os = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
@@ -80,6 +90,8 @@ impl Machine {
             root: root.to_owned(),
             live: false,
             verbs: VerbsFacts::of_tree(root)?,
+            knows_environment,
+            bounds,
             container: Container::read(&proc),
             environment: environment.collect(),
             sysfs,
@@ -101,12 +113,39 @@ impl Machine {
 
     /// Where a path of the host lies.
     pub fn path(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
+        self.bounds.follow(&self.root.join(path.trim_start_matches('/')))
     }
 
     /// A folder below sysfs, wherever that is.
     pub fn sys(&self, path: &str) -> PathBuf {
-        self.sysfs.root().join(path)
+        self.bounds.follow(&self.sysfs.root().join(path))
+    }
+
+    /// What a symbolic link below sysfs holds.
+    pub fn sys_link(&self, path: &str) -> Option<PathBuf> {
+        fs::read_link(self.bounds.beside(&self.sysfs.root().join(path))).ok()
+    }
+
+    /// The bytes of a file of the host; `None` where it cannot be read.
+    pub fn read(&self, path: &Path) -> Option<Vec<u8>> {
+        read(&self.bounds.follow(path))
+    }
+
+    /// The names in a folder of the host, sorted; empty where it cannot be read.
+    pub fn names(&self, folder: &Path) -> Vec<String> {
+        names(&self.bounds.follow(folder))
+    }
+
+    /// Those of some files in procfs that cannot be read, for a sentence; `None`: all can.
+    pub fn unread(&self, files: &[&str]) -> Option<String> {
+        let lost = files.iter().filter(|file| self.proc.text(file).is_none());
+        let lost: Vec<String> = lost.map(|file| format!("/proc/{file}")).collect();
+        (!lost.is_empty()).then(|| format!("{} cannot be read", lost.join(", ")))
+    }
+
+    /// A file in procfs is there and cannot be read.
+    pub fn withholds(&self, file: &str) -> bool {
+        self.proc.path(file).symlink_metadata().is_ok() && self.proc.text(file).is_none()
     }
 
     /// The text of a file below sysfs, without surrounding blanks.
@@ -128,7 +167,7 @@ impl Machine {
 
     /// NVIDIA GPUs on the PCI bus: their paths in the device tree.
     pub fn gpus(&self) -> Vec<String> {
-        names(&self.sys("bus/pci/devices"))
+        self.names(&self.sys("bus/pci/devices"))
             .into_iter()
             .filter(|name| {
                 let file = |file: &str| self.sys_text(&format!("bus/pci/devices/{name}/{file}"));
@@ -140,14 +179,14 @@ impl Machine {
 }
 
 /// The bytes of a file; `None` where it cannot be read.
-pub fn read(path: &Path) -> Option<Vec<u8>> {
+fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     plain::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
 /// The names in a folder, sorted; empty where it cannot be read.
-pub fn names(folder: &Path) -> Vec<String> {
+fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
         .into_iter()
         .flatten()

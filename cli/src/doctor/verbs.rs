@@ -1,18 +1,23 @@
 //! What only the verbs library can tell. It is asked on the host itself and kept in a bundle, so that a captured tree
 //! can be judged elsewhere.
 
-use super::machine;
 use nccl_net_pinrail::config::Settings;
+use nccl_net_pinrail::host::inside::follow;
+use nccl_net_pinrail::host::plain;
 use nccl_net_pinrail::transport::device::discover;
 use nccl_net_pinrail::verbs::Verbs;
 use nccl_net_pinrail::verbs::context::DeviceList;
 use nccl_net_pinrail::verbs::fork::ForkAnswer;
 use nccl_net_pinrail::verbs::library::DEFAULT_LIBRARY;
 use serde_json::{Value, json};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where a bundle keeps it, below its root.
 pub const FILE: &str = "pinrail/verbs.json";
+
+/// It is never longer; a captured tree may hold anything.
+const LONGEST: u64 = 1 << 20;
 
 /// A device that the library lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,8 +87,12 @@ impl VerbsFacts {
     /// # Errors
     /// It is damaged.
     pub fn of_tree(root: &Path) -> Result<Option<Self>, String> {
-        let path = root.join(FILE);
-        let Some(bytes) = machine::read(&path) else { return Ok(None) };
+        let path = follow(root, Path::new(FILE));
+        let bytes = match plain::read(&path, LONGEST) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{} cannot be read: {error}", path.display())),
+        };
         let value: Value = serde_json::from_slice(&bytes)
             .map_err(|error| format!("{} is damaged: {error}", path.display()))?;
         let text = |value: &Value| value.as_str().map(str::to_owned);

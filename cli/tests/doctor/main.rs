@@ -1,6 +1,7 @@
 //! `pinrail doctor` and `pinrail settings` on made-up hosts.
 
 mod bundle;
+mod captured;
 mod faults;
 mod host;
 mod settings;

@@ -45,7 +45,8 @@ fn is_stale(path: &Path, me: &ProcessId) -> bool {
     let proc = Proc::default();
     let named = path.file_name().and_then(|name| pid(name.to_str()?));
     match (layout::owner(&head), named) {
-        (Ok(owner), _) => is_gone(&owner, me, stat.st_ino, &proc),
+        // A file that somebody renamed says nothing about the process of its name.
+        (Ok(owner), Some(pid)) if pid == owner.pid => is_gone(&owner, me, stat.st_ino, &proc),
         // Its process ended, or was ended, while it wrote the header.
         (Err(Refused::Empty), Some(pid)) => Stat::read(&proc, pid).is_none(),
         _ => false,

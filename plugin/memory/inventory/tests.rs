@@ -167,8 +167,8 @@ fn files_of_the_dead_are_removed_when_one_is_made() {
         image[layout::header::START * 8..][..8].copy_from_slice(&start.to_ne_bytes());
         image
     };
-    // This number with another start, this very process without a mapping of it, and a header that was never written by
-    // a process that is gone.
+    // This number with another start, and a header that was never written by a process that is gone. A header under another
+    // number's name stays.
     folder.write(&stale::name(std::process::id()), &with_start(1));
     folder.write("pinrail.4000000000", b"");
     folder.write("pinrail.1", &image);
@@ -180,8 +180,12 @@ fn files_of_the_dead_are_removed_when_one_is_made() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    let mut expected =
-        vec![stale::name(std::process::id()), "pinrail.2.json".into(), "pinrail.3".into()];
+    let mut expected = vec![
+        stale::name(std::process::id()),
+        "pinrail.1".into(),
+        "pinrail.2.json".into(),
+        "pinrail.3".into(),
+    ];
     expected.sort();
     assert_eq!(names, expected);
     drop(made);

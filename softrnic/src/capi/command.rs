@@ -1,11 +1,17 @@
 //! The entry of the `softrnic` command. `link.sh` makes a program of it; the library does not export it.
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
 use super::guard;
 use crate::command::{Failure, USAGE, run};
+
+fn write(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
 
 /// Runs the command with the arguments of `main` and returns its exit status: 0, 1 for what could not be done, 2 for what
 /// was not understood.
@@ -21,9 +27,13 @@ pub unsafe extern "C" fn softrnic_main(count: c_int, words: *const *const c_char
             .collect();
         match run(&words) {
             // Whoever closed the pipe does not want the rest.
-            Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
+            Ok(text) => match write(&text) {
                 Ok(()) => 0,
-                Err(_) => 1,
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => 1,
+                Err(error) => {
+                    eprintln!("softrnic: ERROR the answer cannot be written: {error}");
+                    1
+                }
             },
             Err(Failure::Refused(why)) => {
                 eprintln!("softrnic: ERROR {why}");

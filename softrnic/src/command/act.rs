@@ -1,11 +1,12 @@
 //! What the command does to a process.
 
-use std::io::Read as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{Failure, refused, usage};
 use crate::abi::Gid;
 use crate::device;
+use crate::faults;
 use crate::faults::parse::{self, Plan};
 use crate::faults::table;
 use crate::inject;
@@ -15,10 +16,9 @@ use crate::shm::peer::Peer;
 /// A plan for a process with these devices.
 fn read(file: &str, devices: &[String]) -> Result<Plan, Failure> {
     let text = if file == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
+        faults::read_all(std::io::stdin())
     } else {
-        std::fs::read_to_string(file)
+        faults::read_file(Path::new(file))
     };
     let text = text.map_err(|error| Failure::Refused(format!("{file}: {error}")))?;
     Plan::parse(&text, devices).map_err(|why| Failure::Refused(format!("{file}, {why}")))

@@ -5,6 +5,7 @@
 
 mod act;
 mod look;
+mod man;
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -59,6 +60,8 @@ pub fn run(words: &[OsString]) -> Result<String, Failure> {
         .collect::<Result<_, _>>()?;
     match words[..] {
         ["help" | "--help" | "-h"] => Ok(USAGE.into()),
+        // For `make release`.
+        ["man"] => Ok(man::page()),
         ["ps"] => inside(|us| Ok(look::processes(us))),
         ["qps", pid] => on(pid, |_, peer| Ok(look::queue_pairs(peer))),
         ["counters", pid] => on(pid, |_, peer| look::counters(peer)),

@@ -10,6 +10,10 @@ pub mod rule;
 pub mod table;
 pub mod timers;
 
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crate::env::settings;
@@ -21,12 +25,36 @@ use rule::{Facts, REG_MR, Side};
 /// The plan of a process that has no device open: what SOFTRNIC_FAULTS names until somebody sets another.
 static PLAN: Mutex<Option<Result<Plan, String>>> = Mutex::new(None);
 
+/// No plan is longer.
+const LONGEST: u64 = 1 << 20;
+
+/// Reads a plan from a plain file. Whatever else has the name is neither waited for nor read for ever: a FIFO, a device.
+pub fn read_file(path: &Path) -> io::Result<String> {
+    // Without it, opening a FIFO waits for a writer; opening a terminal could make it the process's own.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no plain file"));
+    }
+    read_all(file)
+}
+
+/// Reads a plan from whatever is open, up to a length that no plan has.
+pub fn read_all(from: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    from.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!("it is longer than {LONGEST} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is no text in UTF-8"))
+}
+
 fn load() -> Result<Plan, String> {
     let path = &settings().faults;
     if path.is_empty() {
         return Ok(Plan::default());
     }
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = read_file(Path::new(path)).map_err(|error| {
         format!(
             "SOFTRNIC_FAULTS={path}: {error}; name a readable file with a fault plan, or unset it"
         )

@@ -1,7 +1,7 @@
 //! Bonded interfaces: whether the RDMA device spreads its traffic over them.
 
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, names};
+use crate::doctor::machine::Machine;
 use crate::doctor::port::Port;
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn bond_of(machine: &Machine, interface: &str) -> Option<String> {
         return Some(interface.to_owned());
     }
     // Interfaces of a bridge have a master too.
-    let master = std::fs::read_link(machine.sys(&format!("class/net/{interface}/master"))).ok()?;
+    let master = machine.sys_link(&format!("class/net/{interface}/master"))?;
     let name = Path::new(&master).file_name()?.to_str()?.to_owned();
     machine.sysfs.netdev_text(&name, "bonding/mode").map(|_| name)
 }
@@ -100,7 +100,7 @@ fn of_bond(machine: &Machine, port: &Port, bond: &str) -> Vec<Finding> {
         }
     }
     if found.is_empty() {
-        let members = names(&machine.sys("class/net")).len();
+        let members = machine.names(&machine.sys("class/net")).len();
         let what = format!("{bond} spreads RDMA over its interfaces");
         found.push(Finding::fine(CHECK, what, format!("{evidence}; {members} interfaces here")));
     }

@@ -2,7 +2,7 @@
 
 use super::library::folders;
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, names};
+use crate::doctor::machine::Machine;
 use nccl_net_pinrail::config::{ForkCollateral, ForkPolicy};
 use nccl_net_pinrail::host::fork::{Known, Library, Release, Variables};
 use nccl_net_pinrail::host::kernel;
@@ -70,8 +70,10 @@ fn library(machine: &Machine) -> Library {
         return Library::of(Some(file));
     }
     let file = folders(machine).into_iter().find_map(|folder| {
-        let name =
-            names(&folder).into_iter().find(|name| Release::of_file(name.as_ref()).is_some())?;
+        let name = machine
+            .names(&folder)
+            .into_iter()
+            .find(|name| Release::of_file(name.as_ref()).is_some())?;
         Some(folder.join(name))
     });
     Library::of(file)

@@ -4,7 +4,7 @@ use super::forks::release_of;
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
 use nccl_net_pinrail::host::kernel;
-use nccl_net_pinrail::host::nvidia::Driver;
+use nccl_net_pinrail::host::nvidia::{Driver, FILE as DRIVER};
 
 const CHECK: &str = "gpu";
 
@@ -14,7 +14,26 @@ const KERNEL: (u32, u32) = (5, 12);
 /// Looks at the driver, at the modules, and at what DMA-BUF needs.
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let gpus = machine.gpus();
+    let unknown = |what: &str, evidence: String| {
+        vec![Finding::unknown(
+            CHECK,
+            what,
+            evidence,
+            "mount procfs and sysfs, or capture them whole",
+        )]
+    };
+    if machine.withholds(DRIVER) {
+        let evidence = format!("/proc/{DRIVER} cannot be read");
+        return unknown("the NVIDIA driver cannot be told", evidence);
+    }
     let driver = Driver::read(&machine.proc);
+    // A host may have no such bus. A captured tree without it is not whole.
+    let bus = machine.sys("bus/pci/devices");
+    let lost = if machine.live { !machine.sys("").is_dir() } else { !bus.is_dir() };
+    if driver.is_none() && lost {
+        let evidence = format!("{} cannot be read, and there is no /proc/{DRIVER}", bus.display());
+        return unknown("whether there are NVIDIA GPUs cannot be told", evidence);
+    }
     let Some(driver) = driver else {
         return vec![if gpus.is_empty() {
             Finding::fine(CHECK, "there is no NVIDIA GPU", "PCI bus and /proc/driver/nvidia")
@@ -47,6 +66,10 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         driver.flavour(),
         if refused { ", NCCL_DMABUF_ENABLE=0" } else { "" }
     );
+    let may_be = driver.open && !refused && release_of(&release).is_none();
+    if peermem.is_none() && !dmabuf && (may_be || !machine.sys("module").is_dir()) {
+        return unknown("whether devices can reach memory of GPUs cannot be told", evidence);
+    }
     vec![match (peermem, dmabuf) {
         (_, true) => Finding::fine(CHECK, "GPU memory can be registered as a DMA-BUF", evidence),
         (Some(name), false) => {

@@ -1,7 +1,7 @@
 //! The verbs library and its providers against the devices that the kernel has.
 
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, names, read};
+use crate::doctor::machine::Machine;
 use crate::doctor::port::Port;
 use crate::doctor::verbs::VerbsFacts;
 use std::path::PathBuf;
@@ -178,8 +178,8 @@ fn by_files(machine: &Machine, devices: &[String]) -> Vec<Finding> {
 
 /// The provider of a device by the driver of its PCI function, or by its name where it is software.
 fn provider_of(machine: &Machine, device: &str) -> Option<&'static str> {
-    let driver = machine.sys(&format!("class/infiniband/{device}/device/driver"));
-    if let Ok(link) = std::fs::read_link(driver) {
+    let driver = format!("class/infiniband/{device}/device/driver");
+    if let Some(link) = machine.sys_link(&driver) {
         let driver = link.file_name()?.to_str()?.to_owned();
         return PROVIDERS.iter().find(|(known, _)| *known == driver).map(|(_, name)| *name);
     }
@@ -188,10 +188,10 @@ fn provider_of(machine: &Machine, device: &str) -> Option<&'static str> {
 
 fn providers(machine: &Machine, devices: &[String]) -> Vec<Finding> {
     let configuration = machine.path("etc/libibverbs.d");
-    let files = names(&configuration);
+    let files = machine.names(&configuration);
     let named: Vec<String> = files
         .iter()
-        .filter_map(|file| read(&configuration.join(file)))
+        .filter_map(|file| machine.read(&configuration.join(file)))
         .flat_map(|bytes| {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             let words = text.lines().filter_map(|line| line.trim().strip_prefix("driver "));
@@ -211,7 +211,7 @@ fn providers(machine: &Machine, devices: &[String]) -> Vec<Finding> {
         let begin = format!("lib{provider}-rdmav");
         let file = folders(machine).into_iter().find_map(|folder| {
             let folder = folder.join("libibverbs");
-            let name = names(&folder).into_iter().find(|name| name.starts_with(&begin))?;
+            let name = machine.names(&folder).into_iter().find(|name| name.starts_with(&begin))?;
             Some(folder.join(name))
         });
         let is_named =

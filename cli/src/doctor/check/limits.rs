@@ -153,6 +153,14 @@ fn nofile(machine: &Machine, limit: Limit, parents: &[(String, String)]) -> Find
 fn groups(machine: &Machine) -> Vec<Finding> {
     let groups = Cgroup::read(&machine.proc, machine.sysfs.root());
     let mut found = Vec::new();
+    let lost = machine.unread(&["self/cgroup"]).or_else(|| {
+        let lost = Cgroup::withheld(&machine.proc, machine.sysfs.root())?;
+        Some(format!("{} cannot be read", lost.display()))
+    });
+    if let Some(lost) = lost {
+        let what = "whether a control group limits RDMA devices cannot be told";
+        found.push(Finding::unknown(GROUP, what, lost, "mount procfs, or capture it whole"));
+    }
     for item in &groups.rdma {
         let (Some(current), Some(max)) = (item.current, item.max) else { continue };
         let evidence =

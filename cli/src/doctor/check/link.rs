@@ -1,7 +1,7 @@
 //! State, speed and MTU of the ports.
 
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, names};
+use crate::doctor::machine::Machine;
 use crate::doctor::port::{Port, labels};
 
 const DEVICES: &str = "devices";
@@ -33,7 +33,7 @@ fn adapters(machine: &Machine) -> Vec<String> {
         file("vendor").as_deref() == Some("0x15b3")
             && file("class").is_some_and(|class| class.starts_with("0x02"))
     };
-    names(&machine.sys(folder)).into_iter().filter(is_adapter).collect()
+    machine.names(&machine.sys(folder)).into_iter().filter(is_adapter).collect()
 }
 
 fn none(machine: &Machine) -> Vec<Finding> {

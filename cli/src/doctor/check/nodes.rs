@@ -1,7 +1,7 @@
 //! Device nodes, which a container has to be given, against the devices that sysfs shows.
 
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, names};
+use crate::doctor::machine::Machine;
 use rustix::fs::{Access, access};
 
 /// The name of this check.
@@ -10,10 +10,11 @@ pub const CHECK: &str = "nodes";
 /// Looks at the node of each device.
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let folder = machine.path("dev/infiniband");
-    let present = names(&folder);
+    let present = machine.names(&folder);
     let mut found = Vec::new();
     let mut good = Vec::new();
-    let pairs: Vec<(String, String)> = names(&machine.sys("class/infiniband_verbs"))
+    let pairs: Vec<(String, String)> = machine
+        .names(&machine.sys("class/infiniband_verbs"))
         .into_iter()
         .filter_map(|node| {
             let file = format!("class/infiniband_verbs/{node}/ibdev");

@@ -1,7 +1,7 @@
 //! The PCI bus between devices and GPUs: access control, IOMMU, relaxed ordering, and links that came up slow.
 
 use crate::doctor::finding::Finding;
-use crate::doctor::machine::{Machine, read};
+use crate::doctor::machine::Machine;
 use crate::doctor::pci::Space;
 use crate::doctor::port::Port;
 use nccl_net_pinrail::config::RelaxedOrdering;
@@ -46,7 +46,7 @@ fn ancestors(machine: &Machine, address: &str) -> Vec<String> {
 }
 
 fn space(machine: &Machine, address: &str) -> Option<Space> {
-    read(&machine.sys(&format!("bus/pci/devices/{address}/config"))).map(Space)
+    machine.read(&machine.sys(&format!("bus/pci/devices/{address}/config"))).map(Space)
 }
 
 /// Bridges above devices and GPUs, each once.

@@ -4,7 +4,7 @@ use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
 use nccl_net_pinrail::config::RegFallback;
 use nccl_net_pinrail::host::kernel;
-use nccl_net_pinrail::host::nvidia::{Driver, LongTerm, long_term_since};
+use nccl_net_pinrail::host::nvidia::{Driver, FILE as DRIVER, LongTerm, long_term_since};
 use nccl_net_pinrail::host::placement::placement_risk;
 
 const CHECK: &str = "placement";
@@ -26,9 +26,19 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         },
     );
     let Some(risk) = placement_risk(&machine.proc) else {
+        if let Some(lost) = machine.unread(&["meminfo", "zoneinfo", "cmdline"]) {
+            let what = "whether memory lies where it cannot be registered cannot be told";
+            return vec![Finding::unknown(CHECK, what, lost, "mount procfs, or capture it whole")];
+        }
         let what = "no memory lies where it could not be registered";
         return vec![Finding::fine(CHECK, what, format!("kernel {release}; {shown}"))];
     };
+    if machine.withholds(DRIVER) {
+        let what =
+            "some memory must be moved before it can be registered; by which driver cannot be told";
+        let evidence = format!("{risk}; /proc/{DRIVER} cannot be read");
+        return vec![Finding::unknown(CHECK, what, evidence, "capture it whole")];
+    }
     let evidence = format!("{risk}; kernel {release} on {arch}; {shown}");
     let Some(driver) = driver else {
         let what = "some memory must be moved before it can be registered";

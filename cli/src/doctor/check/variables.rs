@@ -8,6 +8,14 @@ const CHECK: &str = "settings";
 
 /// Tells what reading the settings had to tell.
 pub fn check(machine: &Machine) -> Vec<Finding> {
+    if !machine.knows_environment {
+        return vec![Finding::unknown(
+            CHECK,
+            "the variables of the process cannot be told",
+            format!("{} cannot be read", machine.proc.path("self/environ").display()),
+            "capture it whole: pinrail doctor --bundle FILE does",
+        )];
+    }
     let settings = &machine.settings;
     let mut found: Vec<_> = machine
         .notices
@@ -21,6 +29,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
                 Topic::Remark => {
                     "write down what is meant; pinrail settings shows what it amounts to"
                 }
+                Topic::Line => "correct the line, or put a # in front of it",
                 Topic::File => "make the file readable, or let NCCL_CONF_FILE name another one",
             };
             if notice.severity() == Severity::Warn {
