@@ -485,6 +485,21 @@ programs! {
         ],
         once: []
     }
+    exhaustion {
+        each: [
+            depths_step_down,
+            small_queues_carry_every_kind,
+            each_call_fails_once,
+            a_call_fails_for_good,
+            no_more_queue_pairs,
+            no_more_completion_queues,
+            starved,
+            accept_waits_for_descriptors,
+            connect_waits_for_descriptors,
+            the_deadline_names_the_limit,
+        ],
+        once: []
+    }
     failover {
         each: [],
         once: [

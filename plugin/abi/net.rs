@@ -11,6 +11,7 @@ use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
+use crate::host::{descriptors, limits};
 use crate::memory::{gate, wiped};
 use crate::profiler::Profiler;
 use crate::transport::Transport;
@@ -70,6 +71,13 @@ fn tell(settings: &Settings) {
 }
 
 fn start() -> Result<Arc<Transport>> {
+    // Before anything is read: what cannot be opened would pass for what is not there. Starting tells where the limit
+    // cannot be raised.
+    let _ = limits::raise_nofile();
+    let count = descriptors::FOR_A_DEVICE;
+    descriptors::spare(count).map_err(|e| {
+        Error::io(format_args!("starting, which takes {count} descriptors at a time,"), &e)
+    })?;
     let (settings, notices) = Settings::from_process();
     crate::log::set_level(&settings);
     tell(&settings);

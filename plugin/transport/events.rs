@@ -9,6 +9,7 @@ use super::failover::Failover;
 use super::mail::Mail;
 use super::wire::Message;
 use crate::error::{Error, Result};
+use crate::host::descriptors::{self, Held};
 use crate::memory::{Gate, GateState};
 use crate::thread::Thread;
 use crate::verbs::event::Scope;
@@ -49,6 +50,7 @@ struct Running {
 struct Shared {
     epoll: OwnedFd,
     wake: OwnedFd,
+    _descriptors: Held,
     policy: Arc<Policy>,
     table: Mutex<Table>,
 }
@@ -108,6 +110,17 @@ impl Events {
     /// A watcher.
     pub fn new(policy: Policy) -> Arc<Self> {
         Arc::new(Self { running: Mutex::new(None), policy: Arc::new(policy) })
+    }
+
+    /// Whether a connection can be watched now: the thread takes descriptors of its own.
+    ///
+    /// # Errors
+    /// The process has none left.
+    pub(super) fn can_watch(&self) -> Result<()> {
+        if lock(&self.running).is_some() {
+            return Ok(());
+        }
+        descriptors::spare(2).map_err(|e| Error::io("starting the event thread", &e))
     }
 
     /// Watches the side channel of a connection, the devices it uses, and its queues on them, and sends its mail.
@@ -170,7 +183,7 @@ impl Running {
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)
             .map_err(fail("epoll_ctl"))?;
         let table = Mutex::new(Table { next: WAKE + 1, ..Table::default() });
-        let shared = Arc::new(Shared { epoll, wake, policy, table });
+        let shared = Arc::new(Shared { epoll, wake, _descriptors: Held::new(2), policy, table });
         let for_thread = Arc::clone(&shared);
         let thread = Thread::spawn(c"pinrail-events", move || for_thread.run())?;
         Ok(Self { shared, thread })

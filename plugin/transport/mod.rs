@@ -10,6 +10,7 @@ pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
+mod exhaustion;
 pub mod failover;
 pub mod failure;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
@@ -180,6 +181,11 @@ impl Transport {
         !Sysfs::from_settings(settings).devices().is_empty()
     }
 
+    /// The machine it runs on.
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// The devices.
     pub fn devices(&self) -> MutexGuard<'_, Devices> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,7 +204,7 @@ impl Transport {
         ports
             .into_iter()
             .map(|device| {
-                let open = device.open(&self.verbs)?;
+                let open = device.open(&self.verbs, &self.machine)?;
                 device.use_over(open, &self.settings)
             })
             .collect()

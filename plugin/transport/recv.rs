@@ -7,6 +7,7 @@ mod reroute;
 
 use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::connection::Sizes;
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
 use super::failover::Failover;
@@ -68,8 +69,8 @@ pub struct Route {
     pub(super) spare: Spare,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
-    /// Receives posted on each lane.
-    pub depth: u32,
+    /// Sizes of the lanes' queues.
+    pub sizes: Sizes,
     /// What is known of lanes, where the others go on when one fails.
     pub failover: Option<Arc<Failover>>,
     /// What NCCL's profiler is told, if there may be one.
@@ -144,7 +145,7 @@ impl RecvComm {
     /// Where the pump is: first, so that a request's owner leads to it whatever its kind.
     pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
 
-    /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted and whose completion
+    /// A receiving end over a connected route whose lanes have their receives posted and whose completion
     /// queues are `cqs`, in rail order.
     ///
     /// # Errors
@@ -161,11 +162,14 @@ impl RecvComm {
         let credits = Credits::new(&route, &shadow);
         let lanes_count = route.lanes.len();
         let lanes = route.lanes.into_iter().enumerate();
-        let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
+        let lanes =
+            lanes.map(|(index, lane)| RecvLane::new(index, lane, route.sizes.batch)).collect();
         let mut comm = Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails())?;
-                let pool = if route.flushes.asks_driver() { pool.without_flushes() } else { pool };
+                let counted = route.flush.iter().any(|flush| !flush.has_usual());
+                let counted = counted || route.flushes.asks_driver();
+                let pool = if counted { pool.without_flushes() } else { pool };
                 // The usual case writes short entries over a lane that does not change; without the slots' own requests
                 // it does not happen.
                 let usual = shadow.is_short() && route.failover.is_none();
@@ -186,7 +190,7 @@ impl RecvComm {
             owner: route.owner,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
-            depth: route.depth,
+            depth: route.sizes.recv,
             reroute: route.failover.map(|shared| Box::new(Reroute::new(shared, lanes_count))),
             profile: route.profile,
             watchdog: Watchdog::default(),
@@ -593,7 +597,7 @@ impl RecvComm {
             request.complete();
         }
         if !THOROUGH {
-            lane.consumed += 1;
+            lane.consume_early();
         } else if let Err(errno) = lane.consume() {
             self.late_failure("ibv_post_recv", errno);
         }

@@ -9,6 +9,7 @@ mod reroute;
 use self::group::{CHAIN, Forming, Group};
 use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::connection::Sizes;
 use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
@@ -28,11 +29,28 @@ use std::sync::Arc;
 
 /// Sends in flight beside the usual ones: 32 receives of 8 members.
 const REQUESTS: u16 = (SLOTS * MEMBERS) as u16;
-/// Slots of a lane's send queue: two for the usual answer to each receive in flight, which need no counting, and
-/// [`COUNTED`] more. Larger groups are posted in portions as slots come free.
-pub const SEND_DEPTH: u32 = 2 * SLOTS as u32 + COUNTED;
-/// Slots of a lane's send queue for groups.
-pub const COUNTED: u32 = 64;
+/// Bytes of inline payload a sender can use: a size record of eight members.
+const INLINE: u32 = 32;
+
+/// Slots of a lane's send queue: first those set aside for the usual answer to each receive in flight, which need no
+/// counting, then those for groups, which are posted in portions as slots come free. Two are set aside for each receive,
+/// or one where data and notice never are apart, or none: then every answer is counted. A device is asked for the first
+/// and gets less where it refuses.
+const DEPTHS: [(u32, u32); 5] = [(2, 64), (2, 32), (2, 16), (1, 16), (0, 16)];
+
+/// Sizes of the queues of a sending end, the best first.
+pub fn sizes() -> Vec<Sizes> {
+    let sizes = |(set_aside, counted)| Sizes {
+        send: set_aside * SLOTS as u32 + counted,
+        counted,
+        recv: 0,
+        batch: 1,
+        extra: 0,
+        inline: INLINE,
+    };
+    DEPTHS.map(sizes).into()
+}
+
 /// What the data path needs to know about the receiving end and the way there.
 #[derive(Debug)]
 pub struct Route {
@@ -50,6 +68,8 @@ pub struct Route {
     pub max_message: u32,
     /// Bytes that may be posted inline on every lane.
     pub max_inline: u32,
+    /// Slots of each lane that are set aside for each receive in flight.
+    pub set_aside: u32,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
     /// What NCCL's profiler is told, if there may be one.
@@ -189,7 +209,7 @@ impl SendComm {
             Profile::direct_one(&comm.pool);
         }
         comm.simple_limit = comm.usual_limit();
-        if comm.route.adaptive_threshold.is_some() {
+        if comm.route.adaptive_threshold.is_some() && comm.route.set_aside >= 2 {
             comm.pairs =
                 comm.may_be_usual().then(|| (Box::new(comm.make_pairs()), comm.route.max_message));
         }
@@ -223,7 +243,10 @@ impl SendComm {
 
     /// Whether the connection is one for usual messages.
     fn may_be_usual(&self) -> bool {
-        self.route.stripes.width() == 1 && self.fifo.is_short() && self.route.lanes.len() <= SLOTS
+        self.route.stripes.width() == 1
+            && self.fifo.is_short()
+            && self.route.lanes.len() <= SLOTS
+            && self.route.set_aside > 0
     }
 
     /// The largest message that takes one work request; 0 while a profiler wants to know of each.

@@ -145,6 +145,7 @@ impl QueuePair {
             unsafe { (context.verbs().destroy_qp)(raw.as_ptr()) };
             return Err(Error::system(format!("{} has no post operations", context.name())));
         };
+        super::context::add(&context.objects().qps);
         Ok(Self {
             raw,
             post_send,
@@ -385,6 +386,7 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        super::context::sub(&self.pd.context().objects().qps);
         if let Some(fuse) = &self.fuse {
             fuse.wire().take();
         }
