@@ -744,7 +744,7 @@ fn nothing_of_verbs_or_cuda_is_linked() {
 mod valgrind {
     use super::{Duration, Run, common};
 
-    fn finds_nothing(program: &str, case: &str, version: u32) {
+    fn finds_nothing(program: &str, case: &str, version: impl Into<Option<u32>>) {
         common::tool("valgrind", "valgrind", &["--version"]);
         let wrapper = [
             "valgrind",
@@ -759,7 +759,7 @@ mod valgrind {
         ];
         let environment = [("FFI_DEADLINE_SCALE", "10")];
         let deadline = Duration::from_secs(1000);
-        let version = Some(version);
+        let version = version.into();
         Run { program, case, version, wrapper: &wrapper, environment: &environment, deadline }
             .expect_success();
     }
@@ -771,6 +771,10 @@ mod valgrind {
     #[test]
     fn a_group() {
         finds_nothing("group", "same_tag_twice", 11);
+    }
+    #[test]
+    fn a_fused_device() {
+        finds_nothing("rails", "fused_once", None);
     }
     #[test]
     fn work_in_flight_at_close() {
