@@ -485,6 +485,16 @@ programs! {
         ],
         once: []
     }
+    deadlines {
+        each: [
+            first_receive_never_comes,
+            first_receive_comes_late,
+            nobody_asks_and_nobody_minds,
+            the_age_is_told,
+            a_lost_credit_that_nobody_asks_for,
+        ],
+        once: [no_answer_about_a_rail]
+    }
     exhaustion {
         each: [
             depths_step_down,

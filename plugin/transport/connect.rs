@@ -6,6 +6,7 @@
 
 use super::Transport;
 use super::channel::{Channel, Dial};
+use super::comm::FirstCredit;
 use super::connection::{Policy, Setup};
 use super::copies::Spare;
 use super::failover::Failover;
@@ -299,7 +300,8 @@ impl Connecting {
     fn finish(&mut self, channel: Channel, end: &End) -> Result<Box<Comm<SendComm>>> {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
-        let peer = setup.peer(end, channel.peer(), &self.transport.failures);
+        let mut peer = setup.peer(end, channel.peer(), &self.transport.failures);
+        peer.first_credit = FirstCredit::bounded_by(settings.first_credit_timeout);
         if settings.warn_rail_local {
             let (ours, theirs) = (setup.numbers(), end.numbers());
             if ours != theirs {

@@ -4,22 +4,28 @@
 //! joins it, so that no thread is left when the library is unloaded.
 
 use super::channel::Channel;
+use super::comm::FirstCredit;
 use super::device::OpenDevice;
 use super::failover::Failover;
+use super::idle::Idle;
 use super::mail::Mail;
+use super::pace::{Pace, TICK};
 use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::host::descriptors::{self, Held};
 use crate::memory::{Gate, GateState};
 use crate::thread::Thread;
 use crate::verbs::event::Scope;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 const WAKE: u64 = 0;
+/// `IBV_EVENT_QP_FATAL`.
+const QP_FATAL: u8 = 1;
 
 /// The watcher. Cheap while nothing is watched.
 #[derive(Debug, Default)]
@@ -68,6 +74,8 @@ struct PeerWatch {
     channel: Channel,
     gate: Gate,
     links: Links,
+    /// Since when it is known that the other end's first receive is waited for.
+    asked: Option<Instant>,
 }
 
 /// What concerns a connection beside its gate.
@@ -77,6 +85,12 @@ pub struct Links {
     pub queues: Arc<[usize]>,
     /// What it has to tell the other end.
     pub mail: Arc<Mail>,
+    /// When its requests were posted.
+    pub pace: Arc<Pace>,
+    /// What bounds its wait for the first receive of the other end.
+    pub first_credit: Option<Arc<FirstCredit>>,
+    /// Looks after it while it posts nothing.
+    pub idle: Option<Idle>,
     /// What is known of its lanes, where others go on when one fails.
     pub failover: Option<Arc<Failover>>,
 }
@@ -221,7 +235,8 @@ impl Shared {
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
-        table.peers.insert(key, PeerWatch { channel, gate: gate.clone(), links: links.clone() });
+        let peer = PeerWatch { channel, gate: gate.clone(), links: links.clone(), asked: None };
+        table.peers.insert(key, peer);
         for open in devices {
             let user = User { key, gate: gate.clone(), links: links.clone() };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
@@ -280,9 +295,12 @@ impl Shared {
 
     fn run(&self) {
         let mut ready = Vec::with_capacity(16);
+        let mut looked = Instant::now();
+        let tick = Timespec { tv_sec: TICK.as_secs().cast_signed(), tv_nsec: 0 };
         loop {
             ready.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), None) {
+            let room = rustix::buffer::spare_capacity(&mut ready);
+            match epoll::wait(&self.epoll, room, Some(&tick)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
                     tracing::warn!("epoll_wait failed: {e}; peers are no longer watched");
@@ -292,6 +310,11 @@ impl Shared {
             let mut table = lock(&self.table);
             if table.stop {
                 return;
+            }
+            let now = Instant::now();
+            if now.duration_since(looked) >= TICK {
+                looked = now;
+                table.peers.values_mut().for_each(|peer| peer.tick(now));
             }
             for event in &ready {
                 let key = event.data.u64();
@@ -343,6 +366,31 @@ impl PeerWatch {
                 // Who waits for an answer has a deadline, and a broken channel is told by `look`.
                 tracing::debug!("{e}");
             }
+        }
+    }
+
+    /// Takes note of the time, and of what took too long.
+    fn tick(&mut self, now: Instant) {
+        let posted = self.gate.posted();
+        self.links.pace.look(posted, now);
+        if let Some(idle) = self.links.idle.as_mut().filter(|_| self.gate.is_open())
+            && idle.has_failed(posted, now)
+        {
+            // Whoever asks next finds the reason in the completions. The other end may wait for what was lost.
+            self.gate.report(GateState::QueueFailed(QP_FATAL));
+            self.links.mail.post(Message::Failed(
+                "a queue pair failed while nobody asked, and a credit may be lost with it"
+                    .to_owned(),
+            ));
+        }
+        let Some(first) = self.links.first_credit.as_ref().filter(|first| first.is_asked()) else {
+            return;
+        };
+        if posted != 0 {
+            self.links.first_credit = None;
+        } else if now.duration_since(*self.asked.get_or_insert(now)) >= first.timeout {
+            // Whether it has come by now the sending end finds out itself.
+            self.gate.report(GateState::NoCredit);
         }
     }
 

@@ -19,10 +19,7 @@ use crate::verbs::cq::status_name;
 use crate::verbs::qp::Fuse;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// How long the other end may take to tell its count.
-const PATIENCE: Duration = Duration::from_secs(30);
+use std::time::Instant;
 
 /// In the word of a lane: it was stopped, and the count stays.
 const STOPPED: u32 = 1 << 31;
@@ -75,7 +72,10 @@ pub(super) fn failed_by(peer: &Peer, lane: usize, status: u32) -> String {
 /// What ends a connection that rails have failed. `left`: some go on.
 fn given_up(peer: &Peer, why: &str, left: bool) -> Error {
     Error::remote(if left {
-        format!("{why}; the other end did not tell in {PATIENCE:?} what it has received")
+        format!(
+            "{why}; the other end did not tell in {:?} what it has received (PINRAIL_FAILOVER_TIMEOUT)",
+            peer.failures.answer
+        )
     } else {
         format!("{peer}: no rail is left; the first that failed: {why}")
     })
@@ -337,7 +337,7 @@ impl Settling {
                 None => waiting = true,
             }
         }
-        let patience = self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        let patience = self.since.get_or_insert_with(Instant::now).elapsed() < peer.failures.answer;
         if !waiting {
             self.since = None;
         }

@@ -11,6 +11,8 @@ use super::device::Rail;
 use super::failover::Failover;
 use super::fifo;
 use super::flush::{FlushQp, Flushes};
+use super::idle::Idle;
+use super::lane::Lane;
 use super::profile::Origin;
 use super::receives;
 use super::recv::{self, RecvComm};
@@ -343,7 +345,7 @@ impl Listener {
 
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, flush, .. } = accepting;
-        let peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
+        let mut peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
         let (max_inline, sizes) = (setup.max_inline(), setup.sizes());
         let mut parts = setup.into_parts(hello.rails.len());
         let mut queues = parts.queues();
@@ -354,6 +356,13 @@ impl Listener {
                 Failover::new(&mut parts.lanes, flushes, &self.gate, &peer)
             })
             .flatten();
+        // With several rails every credit is asked for.
+        peer.idle = self
+            .transport
+            .settings
+            .failure_time()
+            .filter(|_| failover.is_none())
+            .map(|patience| Idle::new(parts.lanes.iter_mut().map(Lane::fuse), patience));
         let route = recv::Route {
             sizes,
             failover: failover.clone(),

@@ -19,9 +19,11 @@ pub mod flush;
 pub mod fork;
 pub mod fusion;
 pub mod host_memory;
+pub mod idle;
 pub mod lane;
 pub mod listener;
 pub mod mail;
+pub mod pace;
 pub mod profile;
 pub mod pump;
 pub mod receives;
@@ -334,13 +336,16 @@ impl CommShared {
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
         let watch = {
-            let mail = Arc::clone(&whose.peer.mail);
-            transport.events.watch(
-                channel,
-                gate,
-                &devices,
-                Links { queues: queues.into(), mail, failover },
-            )?
+            let Peer { mail, pace, first_credit, idle, .. } = &whose.peer;
+            let links = Links {
+                queues: queues.into(),
+                mail: Arc::clone(mail),
+                pace: Arc::clone(pace),
+                first_credit: first_credit.clone(),
+                idle: idle.clone(),
+                failover,
+            };
+            transport.events.watch(channel, gate, &devices, links)?
         };
         Ok(Self {
             _watch: watch,

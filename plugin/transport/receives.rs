@@ -37,9 +37,9 @@ pub fn sizes(lanes: usize, failover: bool) -> Vec<Sizes> {
 pub(super) struct RecvLane {
     /// The lane.
     pub(super) lane: Lane,
-    /// Receives that are consumed before the next batch replaces them.
-    left: u32,
-    batch: u32,
+    /// Receives that are consumed before the next batch replaces them. Small, because lanes lie side by side.
+    left: u8,
+    batch: u8,
     refill: RecvChain,
     /// Whether any data came this way.
     used: bool,
@@ -48,7 +48,9 @@ pub(super) struct RecvLane {
 impl RecvLane {
     /// Lane number `index`, whose receives are posted in batches of this size.
     pub(super) fn new(index: usize, lane: Lane, batch: u32) -> Self {
-        Self { lane, left: batch, batch, refill: receives(index, batch), used: false }
+        let refill = receives(index, batch);
+        let batch = batch as u8;
+        Self { lane, left: batch, batch, refill, used: false }
     }
 
     /// A receive was consumed; the last of a batch is replaced with the whole batch.

@@ -19,7 +19,7 @@ use super::profile::Profile;
 use super::pump::Pump;
 use super::receives::RecvLane;
 use super::request::{Request, RequestPool, Start, State};
-use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot};
+use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot, last_in};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::memory::region::MAX_RAILS;
@@ -270,6 +270,9 @@ impl RecvComm {
         if !self.pump.gate().is_open() || slot.is_waiting() {
             return Start::General;
         }
+        // Here the gate's address is at hand. If the general way has to wait, the receive is told as a little older.
+        let sequence = self.next.wrapping_add(1);
+        self.pump.gate().note_posted(sequence);
         let request = self.pool.own(index);
         if !region.contains(addr, len.into())
             || request.state() != State::FREE
@@ -279,7 +282,6 @@ impl RecvComm {
         }
         let lane = self.lanes.get(self.credits.lane(index));
         let Some(lane) = lane else { return Start::General };
-        let sequence = self.next.wrapping_add(1);
         let rkeys = region.rkeys();
         self.shadow.fill_one(index, addr, len, tag, [rkeys[0], rkeys[1]], sequence);
         self.pool.take_own(request);
@@ -359,6 +361,7 @@ impl RecvComm {
             return Err(self.post_failed("ibv_post_send", errno));
         }
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
         let copied = self.copies.as_ref().is_some_and(|c| c.holds(index));
         // Cannot fail: a free request was seen above and nothing took it.
         let request =
@@ -764,6 +767,7 @@ impl Ending for RecvComm {
                 local: flush.map(FlushQp::scratch),
                 remote: flush.map(|flush| flush.source(slot)),
                 way: loopback(),
+                number: None,
             },
             Some(Kind::Flush) => Work { what: "flush".into(), way: loopback(), ..Work::default() },
             Some(Kind::Receive) => Work {
@@ -775,6 +779,7 @@ impl Ending for RecvComm {
                 let (local, remote) = self.credits.entry(slot);
                 Work {
                     what: format!("credit in slot {slot}"),
+                    number: Some(last_in(slot, self.next)),
                     local: Some(local),
                     remote: Some(remote),
                     way: self.peer.way(id.lane()),

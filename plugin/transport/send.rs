@@ -17,6 +17,7 @@ use super::lane::{Kind, Lane, WrId};
 use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
+use super::slot::last_in;
 use super::stripe::{Imm, Stripes};
 use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
@@ -249,9 +250,11 @@ impl SendComm {
             && self.route.set_aside > 0
     }
 
-    /// The largest message that takes one work request; 0 while a profiler wants to know of each.
+    /// The largest message that takes one work request; 0 while a profiler wants to know of each, or somebody for how
+    /// long the first receive is waited for.
     fn usual_limit(&self) -> u32 {
-        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive());
+        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive())
+            || (self.next == 0 && self.peer.first_credit.is_some());
         if self.may_be_usual() && !told {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
@@ -326,6 +329,7 @@ impl SendComm {
         request.set_size(0, size);
         hand_out(request);
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
@@ -364,7 +368,12 @@ impl SendComm {
         }
         match self.fifo.read(slot, 0, sequence) {
             Some(first) => self.isend_group(addr, size, tag, (region, parent), first),
-            None => Ok(None),
+            None => {
+                if let Some(first) = self.peer.first_credit.as_ref().filter(|_| self.next == 0) {
+                    first.ask();
+                }
+                Ok(None)
+            }
         }
     }
 
@@ -414,6 +423,7 @@ impl SendComm {
         self.pool.take_own(request);
         request.set_size(0, size);
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
             Ok(()) => Ok(Start::Started),
             Err(errno) => Err(self.post_failed(errno)),
@@ -475,15 +485,14 @@ impl Ending for SendComm {
 
     fn work(&self, id: WrId) -> Work {
         let slot = id.slot() % SLOTS;
-        // Of the receives with this slot the one that was answered last.
-        let last = self.next.wrapping_sub(1);
-        let receive = last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32);
+        let receive = last_in(slot, self.next);
         let single = id.kind() == Some(Kind::Single);
         let lane = if single { self.lane_of[slot].into() } else { id.lane() };
         let way = self.peer.way(lane);
+        let number = Some(receive);
         if !single {
             let what = if id.kind() == Some(Kind::Part) { "the end of a part" } else { "a piece" };
-            return Work { what: format!("{what} of a send"), way, ..Work::default() };
+            return Work { what: format!("{what} of a send"), number, way, ..Work::default() };
         }
         let size = self.pool.own(slot).size(0);
         let pair = size.cast_unsigned() > self.route.adaptive_threshold.unwrap_or(u32::MAX);
@@ -492,7 +501,7 @@ impl Ending for SendComm {
             _ => self.singles.0.entry(slot),
         };
         let what = format!("send of {size} bytes for receive {receive}");
-        Work { what, local: Some(local), remote: Some(remote), way }
+        Work { what, number, local: Some(local), remote: Some(remote), way }
     }
 
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
@@ -501,6 +510,10 @@ impl Ending for SendComm {
             self.advance()?;
         }
         Ok(())
+    }
+
+    fn has_credit(&self) -> bool {
+        self.next != 0 || self.fifo.read(0, 0, 1).is_some()
     }
 
     fn rerouted(&mut self) {

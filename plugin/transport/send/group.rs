@@ -252,6 +252,7 @@ impl SendComm {
         (forming.parts, forming.record, forming.first) = (parts, record, first);
         forming.cursor = Some(forming.cursor_at(0));
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
     }
 
     /// Posts what is left of the group at hand, as far as the send queues have room.
