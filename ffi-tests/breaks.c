@@ -33,16 +33,23 @@ struct link {
     int wrong_bytes; /* in messages that were reported as received */
 };
 
-static void link_open(const struct net *net, int dev, size_t length, struct link *link)
+/* Traffic over a connection that is there. */
+static void link_over(const struct pair *pair, size_t length, struct link *link)
 {
-    struct pair pair;
-    pair_open(net, dev, &pair);
-    *link = (struct link){.net = net, .length = length, .send.comm = pair.send, .recv.comm = pair.recv};
+    const struct net *net = pair->net;
+    *link = (struct link){.net = net, .length = length, .send.comm = pair->send, .recv.comm = pair->recv};
     for (int i = 0; i < 2; i++) {
         struct side *side = i ? &link->recv : &link->send;
         side->memory = guarded_new(WINDOW * length, 0);
         side->mr = register_host(net, side->comm, side->memory.data, side->memory.size);
     }
+}
+
+static void link_open(const struct net *net, int dev, size_t length, struct link *link)
+{
+    struct pair pair;
+    pair_open(net, dev, &pair);
+    link_over(&pair, length, link);
 }
 
 static void side_close(const struct link *link, struct side *side)
@@ -370,6 +377,227 @@ static void device_dies(int version)
     each_of(version, list, sizeof list / sizeof *list);
 }
 
+/* ---- ports and addresses ------------------------------------------------------------------------------------- */
+
+/* The port returns by itself, before the device gives up: every message arrives, late. */
+static void port_returns_in_time(int version)
+{
+    struct net net;
+    struct link link, idle;
+    setenv("SOFTRNIC_RETRY_MS", "20000", 1);
+    net_start(&net, version);
+    link_open(&net, 0, VICTIM, &link);
+    link_open(&net, 0, NEIGHBOUR, &idle);
+    size_t mark = log_mark();
+    rnic_faults("bytes=5000 nth=4 -> port-down for=20ms\nbytes=5000 nth=20 -> port-down for=30ms at=half");
+    link_works(&link, MESSAGES);
+    for (unsigned rule = 0; rule < 2; rule++) CHECK_EQ(rnic_fault_fired(rule), 1);
+    WAIT_UNTIL(log_matches_since(mark, "softrnic0:1: IBV_EVENT_PORT_ACTIVE") == 2, "the events of the port's return");
+    CHECK_EQ(log_matches_since(mark, "softrnic0:1: IBV_EVENT_PORT_ERR: the port is down"), 2);
+    rnic_faults("");
+    link_works(&idle, MESSAGES);
+    link_close(&link);
+    link_close(&idle);
+    net_stop(&net);
+}
+
+/* One attempt to connect; false when a call gave an error, with everything closed that came into being. */
+static bool attempt(const struct net *net, struct pair *pair)
+{
+    char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
+    void *listener = NULL;
+    ncclResult_t connected = ncclSuccess, accepted = ncclSuccess;
+    *pair = (struct pair){.net = net};
+    if (net_listen(net, 0, handle, &listener) != ncclSuccess) return false;
+    WAIT_UNTIL(({
+                   if (!pair->send) connected = net_connect(net, 0, handle, &pair->send);
+                   if (!pair->recv && !connected) accepted = net_accept(net, listener, &pair->recv);
+                   (pair->send && pair->recv) || connected || accepted;
+               }),
+               "a connection or an error");
+    CHECK_OK(net_close_listen(net, listener));
+    if (!connected && !accepted) return true;
+    if (pair->send) CHECK_OK(net_close_send(net, pair->send));
+    if (pair->recv) CHECK_OK(net_close_recv(net, pair->recv));
+    return false;
+}
+
+/* It returns when the device has given up: what was under way fails, what was idle works on, and so does whatever is new. */
+static void port_returns_too_late(int version)
+{
+    struct net net;
+    struct link link, idle;
+    struct pair fresh;
+    two_devices(&net, version);
+    link_open(&net, 0, VICTIM, &link);
+    link_open(&net, 0, NEIGHBOUR, &idle);
+    link_works(&idle, 3);
+    size_t mark = log_mark();
+    rnic_faults("bytes=5000 nth=4 -> port-down for=400ms");
+    CHECK(!link_run(&link, MESSAGES, SENDER));
+    CHECK_EQ(link.send.code, ncclRemoteError);
+    CHECK(log_matches_since(mark, "completed with IBV_WC_RETRY_EXC_ERR") >= 1); /* the other end may have had a credit under way */
+    WAIT_UNTIL(log_matches_since(mark, "softrnic0:1: IBV_EVENT_PORT_ACTIVE") == 1, "the port's return");
+    rnic_faults("");
+    link_works(&idle, MESSAGES);
+    WAIT_UNTIL(attempt(&net, &fresh), "a new connection over the port");
+    pair_message(&fresh, 3000, 0, 1);
+    pair_close(&fresh);
+    link_close(&link);
+    link_close(&idle);
+    net_stop(&net);
+}
+
+/* Where the newest queue pairs, two for a connection, go. */
+static void expect_newest_to(const uint8_t address[4])
+{
+    uint8_t mapped[16] = {[10] = 0xff, [11] = 0xff};
+    uint32_t qps[64];
+    memcpy(mapped + 12, address, 4);
+    int count = rnic_qps(qps, 64);
+    CHECK(count >= 2 && count < 64);
+    for (int i = count - 2; i < count; i++) {
+        struct rnic_attr attr = rnic_attr(qps[i], RNIC_RTR);
+        CHECK_EQ(memcmp(attr.dgid, mapped, 16), 0);
+    }
+}
+
+/* The address of a port changes under a message, at either end: connections go on, new ones have the new address. */
+static void address_changes(int version)
+{
+    static const struct {
+        const char *rule, *told;
+        uint8_t address[4];
+    } list[] = {
+        {"bytes=5000 nth=5 -> gid=0/10.0.0.9", "GID 0 10.0.0.1, which connections use, is 0 10.0.0.9 now", {10, 0, 0, 9}},
+        {"side=remote bytes=5000 nth=17 -> gid=0/10.0.0.8", "GID 0 10.0.0.9, which connections use, is 0 10.0.0.8 now", {10, 0, 0, 8}},
+    };
+    struct net net;
+    struct link link, neighbour;
+    setenv("SOFTRNIC_GIDS", "10.0.0.1", 1);
+    setenv("PINRAIL_FLUSH", "never", 1); /* so that the newest queue pairs are those between the ends */
+    net_start(&net, version);
+    link_open(&net, 0, VICTIM, &link);
+    link_open(&net, 0, NEIGHBOUR, &neighbour);
+    expect_newest_to((const uint8_t[]){10, 0, 0, 1});
+    link_works(&neighbour, 3); /* the software RNIC looks an address up with the first request */
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        struct link fresh;
+        size_t mark = log_mark();
+        rnic_faults(list[i].rule);
+        link_works(&link, MESSAGES);
+        CHECK_EQ(rnic_fault_fired(0), 1);
+        rnic_faults("");
+        WAIT_UNTIL(log_matches_since(mark, list[i].told) == 1, "the event");
+        link_open(&net, 0, 1000, &fresh);
+        expect_newest_to(list[i].address);
+        CHECK_EQ(log_matches_since(mark, "softrnic0:1 is used under GID 0 10.0.0."), 1);
+        link_works(&fresh, MESSAGES);
+        link_works(&neighbour, MESSAGES);
+        link_close(&fresh);
+    }
+    link_works(&link, MESSAGES);
+    link_close(&link);
+    link_close(&neighbour);
+    net_stop(&net);
+}
+
+/* It changes while a connection is made, at each step: what comes of it works, or fails with a reason in bounded time. */
+static void address_changes_while_connecting(int version)
+{
+    enum { STEPS = 10 };
+    struct net net;
+    struct pair pair;
+    int worked = 0;
+    setenv("SOFTRNIC_GIDS", "10.0.0.1", 1);
+    setenv("SOFTRNIC_RETRY_MS", "30", 1);
+    net_start(&net, version);
+    pair_open(&net, 0, &pair);
+    pair_close(&pair);
+    for (int steps = 0; steps < STEPS; steps++) {
+        char handle[NCCL_NET_HANDLE_MAXSIZE] = {0}, address[32];
+        void *listener = NULL;
+        struct link link;
+        bool there = false;
+        snprintf(address, sizeof address, "10.0.0.%d", steps + 2);
+        pair = (struct pair){.net = &net};
+        CHECK_OK(net_listen(&net, 0, handle, &listener));
+        for (int i = 0; i < steps && !there; i++) there = pair_step(&pair, 0, handle, listener);
+        rnic_set_gid("softrnic0", 0, address);
+        if (!there) WAIT_UNTIL(pair_step(&pair, 0, handle, listener), "the connection");
+        CHECK_OK(net_close_listen(&net, listener));
+        size_t mark = log_mark();
+        link_over(&pair, VICTIM, &link);
+        bool works = link_run(&link, 10, NEITHER);
+        if (works) CHECK_EQ(link.wrong_bytes, 0);
+        if (!works) CHECK(log_matches_since(mark, "IBV_WC_RETRY_EXC_ERR") >= 1);
+        worked += works;
+        link_close(&link);
+        works_on(&net, 0);
+    }
+    printf("%d of %d work\n", worked, STEPS);
+    CHECK(worked > 0);
+    net_stop(&net);
+}
+
+/* ---- nothing under way --------------------------------------------------------------------------------------- */
+
+/* Receives that wait for a peer which sends nothing hear of what ends them, and others do not. */
+static void who_waits_hears_of_it(int version)
+{
+    enum { COUNT = 3 }; /* two on one device, the last on another */
+    struct net net;
+    struct link links[COUNT];
+    uint32_t qps[2 * COUNT + 1];
+    setenv("PINRAIL_FLUSH", "never", 1);
+    two_devices(&net, version);
+    for (int i = 0; i < COUNT; i++) {
+        link_open(&net, i == COUNT - 1, 1000 * (size_t)(i + 1), &links[i]);
+        link_works(&links[i], 3);
+        links[i].key += 1000;
+        links[i].recv.posted = links[i].recv.done = links[i].send.posted = links[i].send.done = 0;
+        post(&links[i], &links[i].recv, 4);
+    }
+    CHECK_EQ(rnic_qps(qps, 2 * COUNT + 1), 2 * COUNT);
+    rnic_kill_qp(qps[1]); /* the first connection's receiving end was made after its sending end */
+    WAIT_UNTIL(look(&links[0], &links[0].recv) == 0, "the receives over a queue pair that broke to end");
+    CHECK(ffi_is_error(links[0].recv.code));
+    for (int polls = 0; polls < 100; polls++)
+        for (int i = 1; i < COUNT; i++) CHECK_EQ(look(&links[i], &links[i].recv), 4);
+    rnic_device_fatal("softrnic0");
+    WAIT_UNTIL(look(&links[1], &links[1].recv) == 0, "the receives over a device that died to end");
+    CHECK_EQ(links[1].recv.code, ncclSystemError);
+    for (int polls = 0; polls < 100; polls++) CHECK_EQ(look(&links[2], &links[2].recv), 4);
+    WAIT_UNTIL(({
+                   post(&links[2], &links[2].send, 4);
+                   look(&links[2], &links[2].send) + look(&links[2], &links[2].recv) == 0 && links[2].recv.done == 4;
+               }),
+               "the messages over the other device");
+    CHECK_EQ(links[2].wrong_bytes, 0);
+    for (int i = 0; i < COUNT; i++) link_close(&links[i]);
+    works_on(&net, 0);
+    net_stop(&net);
+}
+
+/* NCCL_IB_RETURN_ASYNC_EVENTS=0: the event is told and ends nothing by itself; what the device gives back does. */
+static void fatal_events_are_only_told(int version)
+{
+    struct net net;
+    struct link link;
+    setenv("NCCL_IB_RETURN_ASYNC_EVENTS", "0", 1);
+    two_devices(&net, version);
+    link_open(&net, 0, VICTIM, &link);
+    link_works(&link, 3);
+    size_t mark = log_mark();
+    rnic_device_fatal("softrnic0");
+    WAIT_UNTIL(log_matches_since(mark, "softrnic0: IBV_EVENT_DEVICE_FATAL") == 1, "the event");
+    CHECK(!link_run(&link, MESSAGES, NEITHER));
+    CHECK_EQ(log_matches_since(mark, "the device reported a fatal error"), 0);
+    link_close(&link);
+    works_on(&net, 0);
+    net_stop(&net);
+}
+
 /* ---- what must not be seen ----------------------------------------------------------------------------------- */
 
 /* Nothing on the wire notices bytes that change behind its checksums: they arrive, and only they. */
@@ -508,6 +736,12 @@ const struct ffi_case ffi_cases[] = {
     EACH(completion_queues_overrun),
     EACH(port_goes_down),
     EACH(device_dies),
+    EACH(port_returns_in_time),
+    EACH(port_returns_too_late),
+    EACH(address_changes),
+    EACH(address_changes_while_connecting),
+    EACH(who_waits_hears_of_it),
+    EACH(fatal_events_are_only_told),
     EACH(corruption_arrives),
     EACH(disorder),
     EACH(by_chance_at_once),

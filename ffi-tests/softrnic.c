@@ -220,6 +220,18 @@ void rnic_set_gid(const char *device, int index, const char *to)
     CHECK_EQ(set(device, 1, index, to), 0);
 }
 
+void rnic_kill_qp(uint32_t qp)
+{
+    int (*kill_qp)(uint32_t) = (int (*)(uint32_t))entry("softrnic_kill_qp");
+    CHECK_EQ(kill_qp(qp), 0);
+}
+
+void rnic_device_fatal(const char *device)
+{
+    int (*fatal)(const char *) = (int (*)(const char *))entry("softrnic_device_fatal");
+    CHECK_EQ(fatal(device), 0);
+}
+
 void rnic_faults(const char *plan)
 {
     int (*set)(const char *) = (int (*)(const char *))entry("softrnic_faults");

@@ -79,6 +79,9 @@ void rnic_fail_moves(enum rnic_state state, uint64_t count, int error);
 void rnic_set_gid(const char *device, int index, const char *entry);
 /* Takes the first port of a device down or up. */
 void rnic_port(const char *device, bool up);
+/* Lets a queue pair break, or a device die, with the event. */
+void rnic_kill_qp(uint32_t qp);
+void rnic_device_fatal(const char *device);
 /* Replaces the fault plan of this process; "" ends it. softrnic/README.md has the words. */
 void rnic_faults(const char *plan);
 /* How often a rule of the plan fired; rules count from 0. */

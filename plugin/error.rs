@@ -3,6 +3,7 @@
 //! An error carries the operation, the object and the operating system's reason, and a [`Blame`] that says what the
 //! caller may conclude. It is turned into a result code and logged in one place, the ABI boundary.
 
+use crate::host::descriptors;
 use std::fmt;
 use std::io;
 
@@ -70,7 +71,7 @@ impl Error {
             blame: Blame::System,
             errno: Some(errno),
             verb: Some(verb),
-            text: format!("{verb} on {object} failed: {}", os_error(errno)),
+            text: format!("{verb} on {object} failed: {}{}", os_error(errno), meaning(errno)),
             reported: false,
         }
     }
@@ -81,7 +82,10 @@ impl Error {
             blame: Blame::System,
             errno: source.raw_os_error(),
             verb: None,
-            text: format!("{operation} failed: {source}"),
+            text: format!(
+                "{operation} failed: {source}{}",
+                source.raw_os_error().map(meaning).unwrap_or_default()
+            ),
             reported: false,
         }
     }
@@ -90,6 +94,13 @@ impl Error {
     #[must_use]
     pub fn context(mut self, doing: impl fmt::Display) -> Self {
         self.text = format!("{doing}: {}", self.text);
+        self
+    }
+
+    /// The same error with an explanation behind it.
+    #[must_use]
+    pub fn followed_by(mut self, explanation: impl fmt::Display) -> Self {
+        self.text = format!("{}{explanation}", self.text);
         self
     }
 
@@ -147,9 +158,22 @@ fn os_error(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
+/// What an errno means that has one meaning wherever it comes from.
+fn meaning(errno: i32) -> String {
+    descriptors::shortage(errno).map_or_else(String::new, |meaning| format!(": {meaning}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shortage_of_descriptors_is_explained_everywhere() {
+        let source = io::Error::from_raw_os_error(libc::EMFILE);
+        for e in [Error::io("listening", &source), Error::verb("ibv_open_device", "x", 24)] {
+            assert!(e.to_string().contains("RLIMIT_NOFILE"), "{e}");
+        }
+    }
 
     #[test]
     fn a_verb_error_names_verb_object_and_errno() {

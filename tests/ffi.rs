@@ -485,6 +485,31 @@ programs! {
         ],
         once: []
     }
+    deadlines {
+        each: [
+            first_receive_never_comes,
+            first_receive_comes_late,
+            nobody_asks_and_nobody_minds,
+            the_age_is_told,
+            a_lost_credit_that_nobody_asks_for,
+        ],
+        once: [no_answer_about_a_rail]
+    }
+    exhaustion {
+        each: [
+            depths_step_down,
+            small_queues_carry_every_kind,
+            each_call_fails_once,
+            a_call_fails_for_good,
+            no_more_queue_pairs,
+            no_more_completion_queues,
+            starved,
+            accept_waits_for_descriptors,
+            connect_waits_for_descriptors,
+            the_deadline_names_the_limit,
+        ],
+        once: []
+    }
     failover {
         each: [],
         once: [
@@ -590,6 +615,12 @@ programs! {
             completion_queues_overrun,
             port_goes_down,
             device_dies,
+            port_returns_in_time,
+            port_returns_too_late,
+            address_changes,
+            address_changes_while_connecting,
+            who_waits_hears_of_it,
+            fatal_events_are_only_told,
             corruption_arrives,
             disorder,
             by_chance_at_once,
@@ -753,7 +784,7 @@ fn nothing_of_verbs_or_cuda_is_linked() {
 mod valgrind {
     use super::{Duration, Run, common};
 
-    fn finds_nothing(program: &str, case: &str, version: u32) {
+    fn finds_nothing(program: &str, case: &str, version: impl Into<Option<u32>>) {
         common::tool("valgrind", "valgrind", &["--version"]);
         let wrapper = [
             "valgrind",
@@ -768,7 +799,7 @@ mod valgrind {
         ];
         let environment = [("FFI_DEADLINE_SCALE", "10")];
         let deadline = Duration::from_secs(1000);
-        let version = Some(version);
+        let version = version.into();
         Run { program, case, version, wrapper: &wrapper, environment: &environment, deadline }
             .expect_success();
     }
@@ -780,6 +811,10 @@ mod valgrind {
     #[test]
     fn a_group() {
         finds_nothing("group", "same_tag_twice", 11);
+    }
+    #[test]
+    fn a_fused_device() {
+        finds_nothing("rails", "fused_once", None);
     }
     #[test]
     fn work_in_flight_at_close() {

@@ -317,9 +317,8 @@ pub unsafe fn connect(
                 let transport = net::transport(context)?;
                 let class = context.and_then(|c| c.traffic_class).or(class(traffic_class));
                 forget_attempts(false);
-                let rails = transport.rails(device)?;
                 let origin = net::origin(context);
-                Box::new(Connecting::start(&transport, rails, peer, class, origin)?)
+                Box::new(Connecting::start(&transport, device, peer, class, origin)?)
             }
         };
         match attempt.step() {

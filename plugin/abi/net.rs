@@ -11,14 +11,16 @@ use super::types::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
+use crate::host::{descriptors, limits};
 use crate::memory::{gate, wiped};
 use crate::profiler::Profiler;
 use crate::transport::Transport;
 use crate::transport::device::Device;
 use crate::transport::fusion;
 use crate::transport::profile::Origin;
-use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The state of this process.
@@ -70,6 +72,13 @@ fn tell(settings: &Settings) {
 }
 
 fn start() -> Result<Arc<Transport>> {
+    // Before anything is read: what cannot be opened would pass for what is not there. Starting tells where the limit
+    // cannot be raised.
+    let _ = limits::raise_nofile();
+    let count = descriptors::FOR_A_DEVICE;
+    descriptors::spare(count).map_err(|e| {
+        Error::io(format_args!("starting, which takes {count} descriptors at a time,"), &e)
+    })?;
     let (settings, notices) = Settings::from_process();
     crate::log::set_level(&settings);
     tell(&settings);
@@ -246,15 +255,53 @@ pub fn fuse(members: &[c_int]) -> Result<c_int> {
     devices.fuse(members)
 }
 
-/// A string that NCCL may keep for ever, made once.
+/// Bytes of strings that NCCL may keep: names and paths of some hundred devices.
+const ROOM: usize = 16 << 10;
+/// Those strings, each with its end. They live as long as the library, like the name in its table, and leave no heap behind.
+static TEXT: [AtomicU8; ROOM] = [const { AtomicU8::new(0) }; ROOM];
+/// How much of it is used.
+static USED: Mutex<usize> = Mutex::new(0);
+
+/// A string that NCCL may keep while the library is loaded, made once.
 fn kept(text: &str) -> *const c_char {
-    static KEPT: Mutex<BTreeSet<&'static std::ffi::CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = kept.get(text.as_c_str()) {
-        return known.as_ptr();
+    let bytes = text.as_bytes_with_nul();
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = |at: &[AtomicU8]| at.iter().zip(bytes).all(|(a, b)| a.load(Relaxed) == *b);
+    let mut at = 0;
+    while at < *used {
+        if same(&TEXT[at..]) {
+            return TEXT[at].as_ptr().cast();
+        }
+        at += 1 + TEXT[at..*used].iter().take_while(|byte| byte.load(Relaxed) != 0).count();
     }
-    let text: &'static std::ffi::CStr = Box::leak(text.into_boxed_c_str());
-    kept.insert(text);
-    text.as_ptr()
+    let Some(room) = TEXT.get(at..at + bytes.len()) else { return text.into_raw() };
+    room.iter().zip(bytes).for_each(|(place, byte)| place.store(*byte, Relaxed));
+    *used = at + bytes.len();
+    room[0].as_ptr().cast()
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "reads what C reads")]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn read(text: *const c_char) -> &'static str {
+        // SAFETY: ends with a NUL and stays.
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap()
+    }
+
+    #[test]
+    fn a_string_is_kept_once_and_stays() {
+        let texts = ["mlx5_0", "mlx5", "", "mlx5_0+mlx5_1", "/sys/devices/pci0000:00", "_0"];
+        let first = texts.map(kept);
+        let again = texts.map(kept);
+        assert_eq!(first, again);
+        assert_eq!(first.map(read), texts);
+        assert_eq!(read(kept("a\0b")), "a?b");
+        let long = "x".repeat(ROOM);
+        assert_eq!(read(kept(&long)), long);
+        assert_eq!(first.map(read), texts);
+    }
 }

@@ -238,6 +238,17 @@ settings! {
     connect_timeout: Duration = "PINRAIL_CONNECT_TIMEOUT",
         counted(1, 86_400, Unit::Seconds), default "60";
 
+    /// How long a sending end may wait for the first receive of the other, from its first send on, before the connection fails
+    /// with an error that names the peer. 0: for as long as the peer lives. NCCL may begin to send long before the other
+    /// rank receives, so that only somebody who knows the job can say what is too long.
+    first_credit_timeout: Duration = "PINRAIL_FIRST_CREDIT_TIMEOUT",
+        counted(0, 86_400, Unit::Seconds), default "0";
+
+    /// With failover, how long the other end may take to tell what it has received over a rail that failed, before the
+    /// connection fails. It answers over the side channel, which may be slow where that shares the cable.
+    failover_timeout: Duration = "PINRAIL_FAILOVER_TIMEOUT",
+        counted(1, 86_400, Unit::Seconds), default "30";
+
     /// When a receive into GPU memory is followed by a flush: `auto` where it is needed, `always`
     /// for every flush NCCL asks for, `never`.
     flush: FlushPolicy = "PINRAIL_FLUSH", Form::Words(FlushPolicy::WORDS), default "auto";

@@ -105,6 +105,13 @@ impl Cgroup {
         files.find(|file| file.symlink_metadata().is_ok() && text(file).is_none())
     }
 
+    /// The first limit that keeps a device from granting more of a resource, `hca_handle` or `hca_object`.
+    pub fn refuses(&self, device: &str, resource: &str) -> Option<&RdmaUse> {
+        self.rdma
+            .iter()
+            .find(|item| item.device == device && item.resource == resource && item.exhausted())
+    }
+
     /// The first limit that keeps a device from registering more.
     pub fn refuses_registrations(&self, device: &str) -> Option<&RdmaUse> {
         self.rdma.iter().find(|item| item.device == device && item.refuses_registrations())
@@ -209,6 +216,8 @@ mod tests {
         assert_eq!((exhausted.resource.as_str(), exhausted.max), ("hca_object", Some(2000)));
         assert_eq!(exhausted.group, "/jobs");
         assert_eq!(cgroup.refuses_registrations("mlx5_1"), None);
+        assert_eq!(cgroup.refuses("mlx5_0", "hca_object"), Some(exhausted));
+        assert_eq!(cgroup.refuses("mlx5_0", "hca_handle"), None);
         assert_eq!(cgroup.ram.unwrap().left(), 100);
     }
 

@@ -9,6 +9,7 @@ pub mod amount;
 pub mod bootlog;
 pub mod cgroup;
 pub mod container;
+pub mod descriptors;
 pub mod fdinfo;
 pub mod fork;
 pub mod gid;

@@ -31,9 +31,13 @@ pub enum GateState {
     Rerouted,
     /// The other end failed and said so.
     PeerFailed,
+    /// A sending end asked for its first receive for too long.
+    NoCredit,
 }
 
 const OPEN: u32 = 1;
+/// Bytes from one communicator's words to the next one's: a cache line, because a thread writes there with each message.
+const STRIDE: usize = 64;
 /// The first of the words for events of queues.
 const QUEUE_FAILED: u32 = 16;
 /// What a child finds: no word has this value before.
@@ -50,6 +54,7 @@ impl GateState {
             5 => Self::Failed,
             6 => Self::Rerouted,
             7 => Self::PeerFailed,
+            8 => Self::NoCredit,
             QUEUE_FAILED.. => Self::QueueFailed((word - QUEUE_FAILED) as u8),
             _ => Self::Forked,
         }
@@ -67,6 +72,7 @@ impl GateState {
             Self::Failed => "failed",
             Self::Rerouted => "rerouting",
             Self::PeerFailed => "peer-failed",
+            Self::NoCredit => "no-credit",
         }
     }
 
@@ -81,6 +87,7 @@ impl GateState {
             Self::Failed => 5,
             Self::Rerouted => 6,
             Self::PeerFailed => 7,
+            Self::NoCredit => 8,
             Self::QueueFailed(event) => QUEUE_FAILED + u32::from(event),
         }
     }
@@ -121,7 +128,7 @@ impl Gate {
     /// # Errors
     /// No memory for another page of words.
     pub fn new() -> Result<Self> {
-        let per_page = page_size() / size_of::<u32>();
+        let per_page = page_size() / STRIDE;
         let mut slab = slab();
         let index = match slab.free.pop() {
             Some(index) => index,
@@ -137,9 +144,11 @@ impl Gate {
             }
         };
         let page = Arc::clone(&slab.pages[index / per_page]);
-        let word = Word::new(page, index % per_page * size_of::<u32>());
+        let word = Word::new(page, index % per_page * STRIDE);
         word.store(OPEN, PUBLISH);
-        Ok(Self { word, _slot: Arc::new(Slot(index)) })
+        let gate = Self { word, _slot: Arc::new(Slot(index)) };
+        gate.note_posted(0);
+        Ok(gate)
     }
 
     /// Whether the data path may go on.
@@ -159,7 +168,8 @@ impl Gate {
         self.word.update(|word| {
             let replace = match GateState::from_word(word) {
                 GateState::Open => true,
-                GateState::Rerouted => state != GateState::Rerouted,
+                GateState::Rerouted => !matches!(state, GateState::Rerouted | GateState::NoCredit),
+                GateState::NoCredit => state != GateState::NoCredit,
                 // What this end finds itself is nearer to the cause.
                 GateState::PeerFailed => {
                     use GateState::{DeviceFailed, Failed, QueueFailed};
@@ -172,9 +182,22 @@ impl Gate {
         });
     }
 
-    /// Opens it again when it told of nothing but failed rails.
+    /// Opens it again when it told of nothing but failed rails, or of a credit that is there now.
     pub fn reopen(&self) {
-        self.word.update(|word| (word == GateState::Rerouted.word()).then_some(OPEN));
+        let passing = [GateState::Rerouted.word(), GateState::NoCredit.word()];
+        self.word.update(|word| passing.contains(&word).then_some(OPEN));
+    }
+
+    /// How many receives the end has posted or answered, for the event thread: a store beside the word that was just
+    /// read, in a cache line that is this communicator's alone.
+    #[inline(always)]
+    pub fn note_posted(&self, count: u32) {
+        self.word.second().store(count, Ordering::Relaxed);
+    }
+
+    /// See [`Self::note_posted`].
+    pub fn posted(&self) -> u32 {
+        self.word.second().load(Ordering::Relaxed)
     }
 }
 
@@ -182,7 +205,7 @@ impl Gate {
 /// gates.
 pub fn release_pages() {
     let mut slab = slab();
-    if slab.free.len() == slab.pages.len() * (page_size() / size_of::<u32>()) {
+    if slab.free.len() == slab.pages.len() * (page_size() / STRIDE) {
         *slab = Slab::default();
     }
 }
@@ -211,6 +234,9 @@ mod tests {
             GateState::PeerGone,
             GateState::DeviceFailed,
             GateState::Failed,
+            GateState::Rerouted,
+            GateState::PeerFailed,
+            GateState::NoCredit,
         ];
         for state in queues.chain(others) {
             assert_eq!(GateState::from_word(state.word()), state);
@@ -230,6 +256,33 @@ mod tests {
         assert_eq!(gate.state(), GateState::PeerClosed);
         gate.report(GateState::Failed);
         assert_eq!(gate.state(), GateState::Failed);
+    }
+
+    #[test]
+    fn a_credit_that_came_late_opens_it_again() {
+        let gate = Gate::new().unwrap();
+        gate.report(GateState::NoCredit);
+        assert_eq!(gate.state(), GateState::NoCredit);
+        gate.reopen();
+        assert!(gate.is_open());
+        gate.report(GateState::Rerouted);
+        gate.report(GateState::NoCredit);
+        assert_eq!(gate.state(), GateState::Rerouted);
+        gate.reopen();
+        gate.report(GateState::NoCredit);
+        gate.report(GateState::PeerGone);
+        gate.reopen();
+        assert_eq!(gate.state(), GateState::PeerGone);
+    }
+
+    #[test]
+    fn what_is_posted_lies_beside_the_word_and_is_no_part_of_it() {
+        let (one, other) = (Gate::new().unwrap(), Gate::new().unwrap());
+        one.note_posted(u32::MAX);
+        assert_eq!((one.posted(), other.posted()), (u32::MAX, 0));
+        assert!(one.is_open() && other.is_open());
+        drop(one);
+        assert_eq!(Gate::new().unwrap().posted(), 0);
     }
 
     #[test]

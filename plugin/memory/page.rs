@@ -309,10 +309,10 @@ impl Drop for PageOwned {
     }
 }
 
-/// One 32-bit word of a mapping that is kept alive with it.
+/// Two 32-bit words of a mapping that is kept alive with them.
 #[derive(Clone, Debug)]
 pub struct Word {
-    word: NonNull<AtomicU32>,
+    word: NonNull<[AtomicU32; 2]>,
     _pages: std::sync::Arc<PageOwned>,
 }
 
@@ -322,33 +322,44 @@ unsafe impl Send for Word {}
 unsafe impl Sync for Word {}
 
 impl Word {
-    /// The word at `offset` of `pages`.
+    /// The words at `offset` of `pages`.
     ///
     /// # Panics
-    /// As [`PageOwned::u32_at`].
+    /// As [`PageOwned::u64_at`].
     pub fn new(pages: std::sync::Arc<PageOwned>, offset: usize) -> Self {
-        Self { word: NonNull::from(pages.u32_at(offset)), _pages: pages }
+        assert!(offset < pages.len && offset.is_multiple_of(8));
+        // SAFETY: in bounds (the length is a multiple of 8).
+        let word = unsafe { pages.base.add(offset).cast() };
+        Self { word, _pages: pages }
     }
 
-    /// Reads it.
+    #[inline(always)]
+    fn words(&self) -> &[AtomicU32; 2] {
+        // SAFETY: inside the mapping that `_pages` keeps and aligned; the memory is only seen as atomics.
+        unsafe { self.word.as_ref() }
+    }
+
+    /// Reads the first.
     #[inline(always)]
     pub fn load(&self, order: Ordering) -> u32 {
-        // SAFETY: the word is inside the mapping that `_pages` keeps.
-        unsafe { self.word.as_ref() }.load(order)
+        self.words()[0].load(order)
     }
 
-    /// Replaces it by what `new` makes of it, in one step; `None` leaves it.
+    /// Replaces the first by what `new` makes of it, in one step; `None` leaves it.
     pub fn update(&self, new: impl FnMut(u32) -> Option<u32>) {
-        // SAFETY: as above.
-        let word = unsafe { self.word.as_ref() };
         // An error says that it was left.
-        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
+        let _ = self.words()[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
     }
 
-    /// Writes it.
+    /// Writes the first.
     pub fn store(&self, value: u32, order: Ordering) {
-        // SAFETY: as above.
-        unsafe { self.word.as_ref() }.store(value, order);
+        self.words()[0].store(value, order);
+    }
+
+    /// The second.
+    #[inline(always)]
+    pub fn second(&self) -> &AtomicU32 {
+        &self.words()[1]
     }
 }
 

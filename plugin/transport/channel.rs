@@ -2,6 +2,7 @@
 
 use super::wire::{HEADER_BYTES, MAX_BODY, Message};
 use crate::error::{Error, Result};
+use crate::host::descriptors::Held;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,6 +15,7 @@ pub struct Channel {
     received: Vec<u8>,
     unsent: Vec<u8>,
     peer: String,
+    _descriptor: Held,
 }
 
 /// The state of an outgoing connection.
@@ -68,8 +70,13 @@ impl Channel {
     /// # Errors
     /// The socket options are refused.
     pub fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self> {
-        let channel =
-            Self { stream, received: Vec::new(), unsent: Vec::new(), peer: peer.to_string() };
+        let channel = Self {
+            stream,
+            received: Vec::new(),
+            unsent: Vec::new(),
+            peer: peer.to_string(),
+            _descriptor: Held::new(1),
+        };
         let options = || {
             channel.stream.set_nonblocking(true)?;
             channel.stream.set_nodelay(true)?;

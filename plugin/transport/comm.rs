@@ -2,8 +2,10 @@
 //! gone, and how an end tests and fails.
 
 use super::failure::{Broken, Failures, Given, Work, queue_failed};
+use super::idle::Idle;
 use super::lane::WrId;
 use super::mail::Mail;
+use super::pace::Pace;
 use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Outcome, Request, RequestPool};
@@ -13,6 +15,7 @@ use crate::memory::GateState;
 use crate::memory::status::Board;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The other end of a connection, for messages.
@@ -36,6 +39,37 @@ pub struct Peer {
     pub mail: Arc<Mail>,
     /// Where other processes see what this end does.
     pub board: Board,
+    /// When this end's requests were posted.
+    pub pace: Arc<Pace>,
+    /// What bounds the wait of a sending end for its first receive.
+    pub first_credit: Option<Arc<FirstCredit>>,
+    /// Looks after this end while it posts nothing.
+    pub idle: Option<Idle>,
+}
+
+/// The wait of a sending end for the first receive of the other: whether it has begun. The event thread knows for how long.
+#[derive(Debug)]
+pub struct FirstCredit {
+    asked: AtomicBool,
+    /// How long it may take.
+    pub timeout: Duration,
+}
+
+impl FirstCredit {
+    /// Bounds the wait; a timeout of zero does not.
+    pub(super) fn bounded_by(timeout: Duration) -> Option<Arc<Self>> {
+        (!timeout.is_zero()).then(|| Arc::new(Self { asked: AtomicBool::new(false), timeout }))
+    }
+
+    /// A send was to begin and there was no receive.
+    pub(super) fn ask(&self) {
+        self.asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether one was.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
 }
 
 impl Peer {
@@ -82,6 +116,11 @@ pub trait Ending {
     /// # Errors
     /// One of them failed, and with it the connection.
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault>;
+
+    /// Whether the first receive of the other end is there.
+    fn has_credit(&self) -> bool {
+        true
+    }
 
     /// What a work request was, from its identifier: for messages.
     fn work(&self, id: WrId) -> Work;
@@ -151,6 +190,10 @@ pub trait Ending {
             self.poll()?;
             return Ok(());
         }
+        if state == GateState::NoCredit && self.has_credit() {
+            self.shared().pump.gate().reopen();
+            return Ok(());
+        }
         // What a queue failed of is in its completions, if it is anywhere.
         let look = !starting || matches!(state, GateState::QueueFailed(_));
         if state != GateState::Forked && look && self.poll()? && !starting {
@@ -193,7 +236,8 @@ pub trait Ending {
             _ => None,
         };
         let (flushes, pending) = (given.flushes(), pool.pending());
-        let broken = Broken { reason, work, event, flushes, pending };
+        let age = work.number.map(|number| peer.pace.age(number, Instant::now()));
+        let broken = Broken { reason, work, age, event, flushes, pending };
         let error = broken.error(peer);
         self.fail_with(error, Some(&broken))
     }
@@ -258,6 +302,14 @@ impl Watchdog {
                 (format!("the other end failed: {}", peer.mail.reason()), Blame::Remote)
             }
             GateState::PeerGone => ("the peer process is gone".to_owned(), Blame::Remote),
+            GateState::NoCredit => {
+                let timeout = peer.first_credit.as_ref().map_or(Duration::ZERO, |f| f.timeout);
+                let text = format!(
+                    "waiting for the peer's first receive: none came in {timeout:?} (PINRAIL_FIRST_CREDIT_TIMEOUT), while \
+                     its process lives: look where the other rank is"
+                );
+                (text, Blame::Remote)
+            }
             GateState::QueueFailed(event) => queue_failed(event),
         };
         if !starting && self.since.get_or_insert_with(Instant::now).elapsed() < GRACE {

@@ -6,33 +6,32 @@
 
 use super::Transport;
 use super::channel::{Channel, Dial};
-use super::connection::{Policy, Setup, Sizes};
+use super::comm::FirstCredit;
+use super::connection::{Policy, Setup};
 use super::copies::Spare;
-use super::device::Rail;
 use super::failover::Failover;
-use super::fifo;
+use super::fifo::{self, SLOTS};
 use super::profile::Origin;
 use super::recovery::Recovery;
-use super::send::{self, SEND_DEPTH, SendComm};
+use super::send::{self, SendComm};
 use super::stripe::Stripes;
 use super::wire::{End, Handle, Hello, Message};
 use super::{Comm, CommShared, Whose, next_owner};
 use crate::config::Settings;
 use crate::error::{Blame, Error, Result};
-use crate::host::netif;
+use crate::host::{descriptors, netif};
 use crate::memory::Gate;
 use crate::memory::diagnosis::Direction;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of inline payload a sender can use: a size record of eight members.
-const INLINE: u32 = 32;
-
 /// One attempt to connect.
 #[derive(Debug)]
 pub struct Connecting {
     transport: Arc<Transport>,
+    /// NCCL's number of the device.
+    device: i32,
     handle: Handle,
     setup: Option<Setup>,
     traffic_class: Option<u8>,
@@ -43,11 +42,15 @@ pub struct Connecting {
     /// When it was last polled.
     pub polled: Instant,
     dials: u32,
+    /// What is told of the descriptors that are missing.
+    shortage: Option<String>,
     gate: Gate,
 }
 
 #[derive(Debug)]
 enum Stage {
+    /// Opening the devices and making the queue pairs, from this time on.
+    Open(Instant),
     /// Moving queue pairs to the state in which their vendor options can be asked.
     Prepare,
     /// Connecting to the listener.
@@ -65,6 +68,7 @@ enum Stage {
 impl Stage {
     fn name(&self) -> &'static str {
         match self {
+            Self::Open(_) => "opening the device",
             Self::Prepare => "moving queue pairs to their first state",
             Self::Dial(_) | Self::Pause(_) => "connecting to the listener",
             Self::AwaitReply(_) => "waiting for the listener's answer",
@@ -75,38 +79,55 @@ impl Stage {
 }
 
 impl Connecting {
-    /// Starts an attempt over `rails`.
+    /// Starts an attempt over a device.
     ///
     /// # Errors
-    /// Objects cannot be made or the address is refused at once.
+    /// There is no such device, or no memory.
     pub fn start(
         transport: &Arc<Transport>,
-        rails: Vec<Rail>,
+        device: i32,
         handle: Handle,
         traffic_class: Option<u8>,
         origin: Origin,
     ) -> Result<Self> {
-        let settings = &transport.settings;
-        let handle = Handle { addr: reachable(handle.addr, settings)?, ..handle };
-        let rails = transport.rails_in_reach(rails, &handle.subnets);
-        let links = rails.iter().map(|rail| rail.address.links).fold(handle.links, u8::max);
-        let lanes = settings.qps_per_rail(links) * rails.len().max(handle.rails.into());
-        let sizes =
-            Sizes { send: SEND_DEPTH, counted: send::COUNTED, recv: 0, extra: 0, inline: INLINE };
-        let stride = fifo::stride(handle.rails.into());
-        let setup = Setup::new(rails, lanes, stride, sizes, transport)?;
+        transport.devices().get(device)?;
+        let now = Instant::now();
         Ok(Self {
             transport: Arc::clone(transport),
-            setup: Some(setup),
+            device,
+            setup: None,
             traffic_class,
             origin,
-            stage: Stage::Prepare,
-            polled: Instant::now(),
-            deadline: Instant::now() + settings.connect_timeout,
+            stage: Stage::Open(now),
+            polled: now,
+            deadline: now + transport.settings.connect_timeout,
             dials: 0,
+            shortage: None,
             gate: Gate::new()?,
             handle,
         })
+    }
+
+    /// Opens the devices and makes what is this end's own.
+    fn open(&mut self) -> Result<Setup> {
+        let Self { transport, handle, .. } = self;
+        let settings = &transport.settings;
+        handle.addr = reachable(handle.addr, settings)?;
+        let rails = transport.rails_in_reach(transport.rails(self.device)?, &handle.subnets);
+        let links = rails.iter().map(|rail| rail.address.links).fold(handle.links, u8::max);
+        let lanes = settings.qps_per_rail(links) * rails.len().max(handle.rails.into());
+        let stride = fifo::stride(handle.rails.into());
+        Setup::new(rails, lanes, stride, &send::sizes(), transport)
+    }
+
+    /// When to look again for descriptors that are missing: others may close some while there is time.
+    fn out_of_descriptors(&mut self, e: &Error) -> Instant {
+        if self.shortage.is_none() {
+            let left = self.deadline.saturating_duration_since(Instant::now()).as_secs();
+            tracing::warn!("{e}; connecting goes on for {left} s (PINRAIL_CONNECT_TIMEOUT)");
+        }
+        self.shortage = Some(format!("; {e}"));
+        Instant::now() + self.transport.settings.socket_retry_sleep
     }
 
     fn policy(&self) -> Policy<'_> {
@@ -142,10 +163,11 @@ impl Connecting {
         }
         if Instant::now() > self.deadline {
             return Err(Error::remote(format!(
-                "connect to {}: no success in {:?} (PINRAIL_CONNECT_TIMEOUT) while {}",
+                "connect to {}: no success in {:?} (PINRAIL_CONNECT_TIMEOUT) while {}{}",
                 self.handle.addr,
                 self.transport.settings.connect_timeout,
-                self.stage.name()
+                self.stage.name(),
+                self.shortage.unwrap_or_default()
             )));
         }
         Ok(Err(self))
@@ -155,6 +177,18 @@ impl Connecting {
         // Replaced on every path that goes on; on an error the attempt is over.
         let stage = std::mem::replace(&mut self.stage, Stage::Pause(self.deadline));
         self.stage = match stage {
+            Stage::Open(when) if Instant::now() < when => Stage::Open(when),
+            Stage::Open(_) => match self.open() {
+                Ok(setup) => {
+                    self.setup = Some(setup);
+                    self.shortage = None;
+                    Stage::Prepare
+                }
+                Err(e) if descriptors::is_shortage(e.errno()) => {
+                    Stage::Open(self.out_of_descriptors(&e))
+                }
+                Err(e) => return Err(e),
+            },
             Stage::Prepare => {
                 let settings = &self.transport.settings;
                 if self.setup.as_mut().ok_or_else(lost)?.initialise(settings)? {
@@ -215,7 +249,9 @@ impl Connecting {
                 }
             }
             Stage::Finish(mut channel, end) => {
-                if channel.flush()? {
+                if let Err(e) = self.transport.events.can_watch() {
+                    self.out_of_descriptors(&e);
+                } else if channel.flush()? {
                     // A listener that was closed meanwhile shows here, not with the first message.
                     match channel.receive()? {
                         None => {}
@@ -236,6 +272,9 @@ impl Connecting {
 
     /// What to do after a connection attempt that failed.
     fn dial_again(&mut self, e: Error) -> Result<Stage> {
+        if descriptors::is_shortage(e.errno()) {
+            return Ok(Stage::Pause(self.out_of_descriptors(&e)));
+        }
         let settings = &self.transport.settings;
         let limit = settings.socket_retry_cnt;
         if !is_transient(&e) {
@@ -263,13 +302,14 @@ impl Connecting {
         let setup = self.setup.take().ok_or_else(lost)?;
         let settings = &self.transport.settings;
         let mut peer = setup.peer(end, channel.peer(), &self.transport.failures);
+        peer.first_credit = FirstCredit::bounded_by(settings.first_credit_timeout);
         if settings.warn_rail_local {
             let (ours, theirs) = (setup.numbers(), end.numbers());
             if ours != theirs {
                 tracing::warn!("{peer}: devices {ours:?} here, {theirs:?} at the peer");
             }
         }
-        let max_inline = setup.max_inline();
+        let (max_inline, sizes) = (setup.max_inline(), setup.sizes());
         let policy = self.policy();
         let agreed = setup.vendor_options(end, settings);
         let recovery =
@@ -324,6 +364,7 @@ impl Connecting {
                 max_message.max(1)
             },
             max_inline,
+            set_aside: (sizes.send - sizes.counted) / SLOTS as u32,
             owner,
             profile: self.transport.profile(self.origin, &parts.rails),
             adaptive_threshold: adaptive

@@ -4,6 +4,7 @@ use super::Transport;
 use super::address::place;
 use super::comm::Peer;
 use super::device::Rail;
+use super::exhaustion::{explain, is_scarcity};
 use super::failure::Failures;
 use super::fifo::{CreditFifo, SizeRecords, grid_and_records, grid_and_records_bytes};
 use super::lane::Lane;
@@ -31,8 +32,8 @@ pub const MIN_RNR_TIMER: u8 = 12;
 /// The least inline room that serves anything: one size record.
 const LEAST_INLINE: u32 = 4;
 
-/// Queue sizes of one end.
-#[derive(Clone, Copy, Debug)]
+/// Queue sizes of one end, in which everything fits that is ever in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Send queue slots per lane.
     pub send: u32,
@@ -40,6 +41,8 @@ pub struct Sizes {
     pub counted: u32,
     /// Receive queue slots per lane.
     pub recv: u32,
+    /// How many of them are posted at a time; the slots are a multiple of it.
+    pub batch: u32,
     /// Completions per rail beside those of the lanes.
     pub extra: u32,
     /// Inline bytes to ask for.
@@ -128,7 +131,7 @@ pub fn random() -> u64 {
 }
 
 impl Setup {
-    /// Creates the objects of one end.
+    /// Creates the objects of one end, with the first of these sizes that its devices grant.
     ///
     /// # Errors
     /// A verb fails; what was made is released.
@@ -136,7 +139,7 @@ impl Setup {
         rails: Vec<Rail>,
         lanes: usize,
         stride: usize,
-        sizes: Sizes,
+        sizes: &[Sizes],
         transport: &Transport,
     ) -> Result<Self> {
         let settings = &transport.settings;
@@ -156,27 +159,19 @@ impl Setup {
                 },
             )?;
         let (fifo, records) = grid_and_records(&piece, stride);
-        let mut cqs = Vec::new();
-        for (index, rail) in rails.iter().enumerate() {
-            let on_rail = (index..lanes).step_by(rails.len()).count() as u32;
-            // Every slot of every queue can complete once, and nothing else completes here, so the queue cannot overrun.
-            let entries = on_rail * (sizes.send + sizes.recv) + sizes.extra;
-            let limit = rail.device.max_cqe;
-            if entries > limit {
-                return Err(Error::usage(format!(
-                    "{}: {on_rail} queue pairs need a completion queue of {entries} entries, the device has {limit}; \
-                     lower NCCL_IB_QPS_PER_CONNECTION",
-                    rail.device.port.label
-                )));
-            }
-            cqs.push(CompletionQueue::new(&rail.open.context, entries)?);
-        }
-        let mut inline = vec![if settings.use_inline { sizes.inline } else { 0 }; rails.len()];
-        let mut qps = Vec::with_capacity(lanes);
-        for lane in 0..lanes {
-            let index = lane % rails.len();
-            qps.push(queue_pair(&rails[index], &cqs[index], sizes, &mut inline[index])?);
-        }
+        let inline = settings.use_inline;
+        let Queues { qps, cqs, sizes } =
+            granted(&label(&rails), sizes, |sizes| Queues::new(&rails, lanes, sizes, inline))
+                .map_err(|(Refused { rail, asked, error }, attempts)| {
+                    let open = &rails[rail].open;
+                    let name = &rails[rail].device.port.device;
+                    let error =
+                        explain(error, name, Some(&open.context), asked, transport.machine());
+                    if attempts == 1 {
+                        return error;
+                    }
+                    error.context(format_args!("with the smallest of {attempts} sizes of queues"))
+                })?;
         Ok(Self {
             psns: qps.iter().map(|_| random() as u32 & 0xff_ffff).collect(),
             qps,
@@ -196,6 +191,11 @@ impl Setup {
     /// Bytes that may be posted inline on every lane.
     pub fn max_inline(&self) -> u32 {
         self.qps.iter().map(QueuePair::max_inline).min().unwrap_or(0)
+    }
+
+    /// The sizes that its queues have.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// The queue pair of a lane.
@@ -248,7 +248,7 @@ impl Setup {
 
     /// Names of this end's ports.
     pub fn label(&self) -> String {
-        self.rails.iter().map(|r| r.device.port.label.as_str()).collect::<Vec<_>>().join("+")
+        label(&self.rails)
     }
 
     /// Numbers of this end's ports, sorted.
@@ -271,6 +271,9 @@ impl Setup {
             failures: Arc::clone(failures),
             mail: Arc::default(),
             board: Board::default(),
+            pace: Arc::default(),
+            first_credit: None,
+            idle: None,
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,
@@ -430,6 +433,90 @@ impl Setup {
             records: self.records,
             rails: self.rails,
         }
+    }
+}
+
+/// Names of the ports of rails.
+fn label(rails: &[Rail]) -> String {
+    rails.iter().map(|r| r.device.port.label.as_str()).collect::<Vec<_>>().join("+")
+}
+
+/// The queues of one end.
+struct Queues {
+    qps: Vec<QueuePair>,
+    cqs: Vec<Arc<CompletionQueue>>,
+    sizes: Sizes,
+}
+
+/// What kept queues of a size from being made: on which rail, and the slots of the deepest that was asked for.
+struct Refused {
+    rail: usize,
+    asked: u32,
+    error: Error,
+}
+
+/// The first of these sizes that is granted; else the last refusal and how many were tried.
+fn granted<T>(
+    label: &str,
+    sizes: &[Sizes],
+    make: impl Fn(Sizes) -> std::result::Result<T, Refused>,
+) -> std::result::Result<T, (Refused, usize)> {
+    let mut tried = 0;
+    loop {
+        let made = make(sizes[tried]);
+        tried += 1;
+        match made {
+            // A smaller one may be granted.
+            Err(refused) if is_scarcity(&refused.error) && tried < sizes.len() => {
+                tracing::debug!("{}", refused.error);
+            }
+            Err(refused) => return Err((refused, tried)),
+            Ok(made) => {
+                if tried > 1 {
+                    let (first, now) = (sizes[0], sizes[tried - 1]);
+                    tracing::info!(
+                        "{label}: queues of {} sends and {} receives, {} and {} are not granted",
+                        now.send,
+                        now.recv,
+                        first.send,
+                        first.recv
+                    );
+                }
+                return Ok(made);
+            }
+        }
+    }
+}
+
+impl Queues {
+    fn new(
+        rails: &[Rail],
+        lanes: usize,
+        sizes: Sizes,
+        use_inline: bool,
+    ) -> std::result::Result<Self, Refused> {
+        let mut cqs = Vec::new();
+        for (index, rail) in rails.iter().enumerate() {
+            let on_rail = (index..lanes).step_by(rails.len()).count() as u32;
+            // Every slot of every queue can complete once, and nothing else completes here, so the queue cannot overrun.
+            let entries = on_rail * (sizes.send + sizes.recv) + sizes.extra;
+            let made = if entries > rail.device.max_cqe {
+                let what = format_args!("{} with {entries} entries", rail.device.port.label);
+                Err(Error::verb("ibv_create_cq", what, libc::EINVAL))
+            } else {
+                CompletionQueue::new(&rail.open.context, entries)
+            };
+            cqs.push(made.map_err(|error| Refused { rail: index, asked: entries, error })?);
+        }
+        let mut inline = vec![if use_inline { sizes.inline } else { 0 }; rails.len()];
+        let mut qps = Vec::with_capacity(lanes);
+        for lane in 0..lanes {
+            let index = lane % rails.len();
+            let made = queue_pair(&rails[index], &cqs[index], sizes, &mut inline[index]);
+            let asked = sizes.send.max(sizes.recv);
+            qps.push(made.map_err(|error| Refused { rail: index, asked, error })?);
+        }
+        Ok(Self { qps, cqs, sizes })
     }
 }
 

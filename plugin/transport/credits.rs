@@ -11,6 +11,8 @@ use std::sync::Arc;
 /// chosen by the slot; the last of each lane per round of slots is signalled, and is not posted again before its
 /// completion was seen. So at most two rounds are outstanding.
 pub const CREDIT_DEPTH: u32 = 2 * SLOTS as u32;
+/// The same where every credit is signalled: none is posted again before its completion was seen.
+pub const LEAST_CREDIT_DEPTH: u32 = SLOTS as u32;
 
 /// The work request of each slot's credit, and how it goes.
 pub(super) struct Credits {
@@ -35,8 +37,8 @@ impl Credits {
     /// One for every slot of a route.
     pub(super) fn new(route: &Route, shadow: &CreditFifo) -> Self {
         let lanes = route.lanes.len();
-        // Where credits may go another way, each tells that it arrived.
-        let all = route.failover.is_some();
+        // Where credits may go another way, each tells that it arrived; and where the send queue holds one round only.
+        let all = route.failover.is_some() || route.sizes.send < CREDIT_DEPTH;
         let slots: [CreditSlot; SLOTS] = std::array::from_fn(|slot| CreditSlot {
             lane: (slot % lanes) as u8,
             // The last slot of each lane.

@@ -1,12 +1,15 @@
 //! Devices of this host: their facts, gathered once, and their resources, open only while something uses them.
 
 use super::address::{KnownAddresses, PortAddress, resolve};
+use super::exhaustion::explain;
 use super::fusion;
 use crate::config::Settings;
 use crate::error::{Error, Result};
+use crate::host::descriptors;
 use crate::host::pci;
 use crate::host::sysfs::Sysfs;
 use crate::memory::Registry;
+use crate::memory::diagnosis::Machine;
 use crate::memory::region::MAX_RAILS;
 use crate::verbs::context::DeviceList;
 use crate::verbs::mlx5;
@@ -86,8 +89,13 @@ pub struct OpenDevice {
 }
 
 impl OpenDevice {
-    fn new(context: Arc<Context>, known: &Arc<KnownAddresses>) -> Result<Arc<Self>> {
-        let pd = ProtectionDomain::new(&context)?;
+    fn new(
+        context: Arc<Context>,
+        known: &Arc<KnownAddresses>,
+        machine: &Machine,
+    ) -> Result<Arc<Self>> {
+        let pd = ProtectionDomain::new(&context)
+            .map_err(|e| explain(e, context.name(), Some(&context), 0, machine))?;
         Ok(Self::over(Registry::new(&pd), known))
     }
 
@@ -115,7 +123,7 @@ impl Device {
     ///
     /// # Errors
     /// The device is gone or cannot be opened.
-    pub fn open(&self, verbs: &Arc<Verbs>) -> Result<Arc<OpenDevice>> {
+    pub fn open(&self, verbs: &Arc<Verbs>, machine: &Machine) -> Result<Arc<OpenDevice>> {
         let mut shared = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         // One that failed serves what still holds it, and nobody else.
         if let Some(open) = shared.open.upgrade().filter(|open| !open.registry.is_broken()) {
@@ -126,11 +134,14 @@ impl Device {
             shared.open = Arc::downgrade(&open);
             return Ok(open);
         }
+        enough_descriptors(&self.port.device)?;
         let list = DeviceList::get(verbs)?;
         let index = (0..list.len())
             .find(|i| list.name(*i) == self.port.device)
             .ok_or_else(|| Error::system(format!("{} is no longer there", self.port.device)))?;
-        let open = OpenDevice::new(list.open(index)?, &self.known)?;
+        let context =
+            list.open(index).map_err(|e| explain(e, &self.port.device, None, 0, machine))?;
+        let open = OpenDevice::new(context, &self.known, machine)?;
         *shared = Shared { open: Arc::downgrade(&open), registry: Arc::downgrade(&open.registry) };
         Ok(open)
     }
@@ -159,6 +170,8 @@ impl Device {
 /// The library cannot list devices. A single device that fails is skipped with a warning.
 pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Device>>> {
     let sysfs = Sysfs::from_settings(settings);
+    let machine = Machine::from_settings(settings);
+    enough_descriptors("devices")?;
     let list = DeviceList::get(verbs)?;
     let mut devices = Vec::new();
     let mut seen = Vec::new();
@@ -172,7 +185,8 @@ pub fn discover(verbs: &Arc<Verbs>, settings: &Settings) -> Result<Vec<Arc<Devic
         tracing::warn!("NCCL_IB_GID_INDEX: there is no device {token}");
     }
     for (index, name) in names.iter().enumerate() {
-        match list.open(index).and_then(|context| OpenDevice::new(context, &Arc::default())) {
+        let context = list.open(index).map_err(|e| explain(e, name, None, 0, &machine));
+        match context.and_then(|context| OpenDevice::new(context, &Arc::default(), &machine)) {
             Ok(open) => ports_of(&open, &sysfs, settings, &mut devices, &mut seen),
             Err(e) => {
                 tracing::warn!("device {}{}", left_out(name, e), node_hint(&sysfs, name));
@@ -204,6 +218,14 @@ fn left_out(name: &str, why: impl std::fmt::Display) -> String {
     let why = why.to_string();
     let reason = why.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&why);
     format!("{name} is left out: {reason}")
+}
+
+/// Says so where there are not enough descriptors to open something: a library that lacks them may find nothing instead.
+fn enough_descriptors(what: &str) -> Result<()> {
+    let count = descriptors::FOR_A_DEVICE;
+    descriptors::spare(count).map_err(|e| {
+        Error::io(format_args!("opening {what}, which takes {count} descriptors,"), &e)
+    })
 }
 
 /// What to look at where a device cannot be opened: in a container it is mostly the node that is missing.

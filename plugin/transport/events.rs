@@ -4,13 +4,17 @@
 //! joins it, so that no thread is left when the library is unloaded.
 
 use super::channel::Channel;
+use super::comm::FirstCredit;
 use super::device::OpenDevice;
 use super::failover::Failover;
 use super::failure::Failures;
+use super::idle::Idle;
 use super::mail::Mail;
+use super::pace::{Pace, TICK};
 use super::wire::{Message, Step};
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::host::descriptors::{self, Held};
 use crate::memory::arena::Arena;
 use crate::memory::status::layout::board::LANES;
 use crate::memory::status::{self, Board, EVERY};
@@ -26,6 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const WAKE: u64 = 0;
+/// `IBV_EVENT_QP_FATAL`.
+const QP_FATAL: u8 = 1;
 
 /// The watcher. Cheap while nothing is watched.
 #[derive(Debug, Default)]
@@ -64,6 +70,7 @@ struct Running {
 struct Shared {
     epoll: OwnedFd,
     wake: OwnedFd,
+    _descriptors: Held,
     policy: Arc<Policy>,
     table: Mutex<Table>,
 }
@@ -81,6 +88,8 @@ struct PeerWatch {
     channel: Channel,
     gate: Gate,
     links: Links,
+    /// Since when it is known that the other end's first receive is waited for.
+    asked: Option<Instant>,
 }
 
 /// What concerns a connection beside its gate.
@@ -91,6 +100,12 @@ pub struct Links {
     pub queues: Arc<[usize]>,
     /// What it has to tell the other end.
     pub mail: Arc<Mail>,
+    /// When its requests were posted.
+    pub pace: Arc<Pace>,
+    /// What bounds its wait for the first receive of the other end.
+    pub first_credit: Option<Arc<FirstCredit>>,
+    /// Looks after it while it posts nothing.
+    pub idle: Option<Idle>,
     /// What is known of its lanes, where others go on when one fails.
     pub failover: Option<Arc<Failover>>,
     /// Where other processes see what it does.
@@ -126,6 +141,17 @@ impl Events {
     /// A watcher.
     pub fn new(policy: Policy) -> Arc<Self> {
         Arc::new(Self { running: Mutex::new(None), policy: Arc::new(policy) })
+    }
+
+    /// Whether a connection can be watched now: the thread takes descriptors of its own.
+    ///
+    /// # Errors
+    /// The process has none left.
+    pub(super) fn can_watch(&self) -> Result<()> {
+        if lock(&self.running).is_some() {
+            return Ok(());
+        }
+        descriptors::spare(2).map_err(|e| Error::io("starting the event thread", &e))
     }
 
     /// Watches the side channel of a connection, the devices it uses, and its queues on them, and sends its mail.
@@ -189,7 +215,7 @@ impl Running {
             .map_err(fail("epoll_ctl"))?;
         let table = Mutex::new(Table { next: WAKE + 1, ..Table::default() });
         let handler = if policy.signal { take_signal() } else { None };
-        let shared = Arc::new(Shared { epoll, wake, policy, table });
+        let shared = Arc::new(Shared { epoll, wake, _descriptors: Held::new(2), policy, table });
         let for_thread = Arc::clone(&shared);
         let thread = Thread::spawn(c"pinrail-events", move || for_thread.run())?;
         Ok(Self { shared, thread, _handler: handler })
@@ -227,7 +253,8 @@ impl Shared {
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
-        table.peers.insert(key, PeerWatch { channel, gate: gate.clone(), links: links.clone() });
+        let peer = PeerWatch { channel, gate: gate.clone(), links: links.clone(), asked: None };
+        table.peers.insert(key, peer);
         for open in devices {
             let user = User { key, gate: gate.clone(), links: links.clone() };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
@@ -286,15 +313,16 @@ impl Shared {
 
     fn run(&self) {
         let mut ready = Vec::with_capacity(16);
+        let mut looked = Instant::now();
         // When rails that failed are to be looked at, and when others are shown how connections are.
         let (mut due, mut show) = (None::<Instant>, 0);
         loop {
             ready.clear();
-            let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+            let rails = due.map(|due| due.saturating_duration_since(Instant::now()));
             // Where nobody can see anything, nothing is looked at.
             let shown = status::file().map(|_| Duration::from_nanos(left_until(show)));
-            let left = left.into_iter().chain(shown).min();
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let left = rails.into_iter().chain(shown).fold(TICK, Duration::min);
+            let left = Timespec::try_from(left).ok();
             let room = rustix::buffer::spare_capacity(&mut ready);
             match epoll::wait(&self.epoll, room, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -306,6 +334,11 @@ impl Shared {
             let (mut table, mut heard) = (lock(&self.table), Vec::new());
             if table.stop {
                 return;
+            }
+            let now = Instant::now();
+            if now.duration_since(looked) >= TICK {
+                looked = now;
+                table.peers.values_mut().for_each(|peer| peer.tick(now));
             }
             for event in &ready {
                 let key = event.data.u64();
@@ -439,6 +472,31 @@ impl PeerWatch {
                 // Who waits for an answer has a deadline, and a broken channel is told by `look`.
                 tracing::debug!("{e}");
             }
+        }
+    }
+
+    /// Takes note of the time, and of what took too long.
+    fn tick(&mut self, now: Instant) {
+        let posted = self.gate.posted();
+        self.links.pace.look(posted, now);
+        if let Some(idle) = self.links.idle.as_mut().filter(|_| self.gate.is_open())
+            && idle.has_failed(posted, now)
+        {
+            // Whoever asks next finds the reason in the completions. The other end may wait for what was lost.
+            self.gate.report(GateState::QueueFailed(QP_FATAL));
+            self.links.mail.post(Message::Failed(
+                "a queue pair failed while nobody asked, and a credit may be lost with it"
+                    .to_owned(),
+            ));
+        }
+        let Some(first) = self.links.first_credit.as_ref().filter(|first| first.is_asked()) else {
+            return;
+        };
+        if posted != 0 {
+            self.links.first_credit = None;
+        } else if now.duration_since(*self.asked.get_or_insert(now)) >= first.timeout {
+            // Whether it has come by now the sending end finds out itself.
+            self.gate.report(GateState::NoCredit);
         }
     }
 

@@ -5,6 +5,7 @@
 //! defined, so what the work request was comes from what was posted.
 
 use super::comm::Peer;
+use super::pace::Age;
 use crate::clock;
 use crate::config::Settings;
 use crate::error::{Blame, Error};
@@ -35,6 +36,8 @@ pub struct Failures {
     last_status: AtomicU64,
     timeout: u8,
     retries: u8,
+    /// How long the other end may take to answer when a rail failed.
+    pub(super) answer: Duration,
 }
 
 impl Failures {
@@ -44,6 +47,7 @@ impl Failures {
             records: Records::new(settings.report_dir.clone()),
             timeout: settings.timeout,
             retries: settings.retry_cnt,
+            answer: settings.failover_timeout,
             ..Self::default()
         })
     }
@@ -139,6 +143,8 @@ fn ack_timeout(exponent: u8) -> Option<Duration> {
 pub struct Work {
     /// What it was for: `send of receive 17`.
     pub what: String,
+    /// The receive that it belongs to, counted from 0.
+    pub number: Option<u32>,
     /// The memory on this side.
     pub local: Option<Local>,
     /// The memory on the peer's side, or for a flush this side's.
@@ -194,6 +200,8 @@ pub struct Broken {
     pub reason: Reason,
     /// What was posted.
     pub work: Work,
+    /// How long ago.
+    pub age: Option<Age>,
     /// What the device reported about the queue, `IBV_EVENT_*`.
     pub event: Option<u8>,
     /// Work requests that were flushed with it.
@@ -206,15 +214,17 @@ impl Broken {
     /// The error that ends the connection. The most important comes first and the whole stays short: NCCL's logger cuts
     /// what is longer than a kilobyte.
     pub fn error(&self, peer: &Peer) -> Error {
-        let Self { reason: Reason { status, vendor, .. }, work, event, flushes, pending } = self;
+        let Self { reason: Reason { status, vendor, .. }, work, age, event, flushes, pending } =
+            self;
         let name = status_name(*status);
         // What was only flushed has its reason in the event.
         let (hint, blame) = match event.filter(|_| name == "WR_FLUSH_ERR") {
             Some(event) => queue_failed(event),
             None => (hint(name, &peer.failures), blame(name)),
         };
+        let age = age.map_or_else(String::new, |age| format!(", posted {age},"));
         let mut text = format!(
-            "{peer}: {} completed with IBV_WC_{name} (status {status}, vendor code {vendor:#x}): {hint}",
+            "{peer}: {}{age} completed with IBV_WC_{name} (status {status}, vendor code {vendor:#x}): {hint}",
             work.what
         );
         if let Some(Local { addr, len, lkey }) = work.local {
@@ -231,13 +241,18 @@ impl Broken {
     }
 
     fn json(&self) -> Value {
-        let Self { reason: Reason { status, vendor, .. }, work, event, flushes, pending } = self;
+        let Self { reason: Reason { status, vendor, .. }, work, age, event, flushes, pending } =
+            self;
         json!({
             "event": event.map(|event| format!("IBV_EVENT_{}", event_name(event.into()))),
             "status": format!("IBV_WC_{}", status_name(*status)),
             "status_code": status,
             "vendor_code": vendor,
             "work": work.what,
+            "posted_seconds_ago": age.map(|age| json!({
+                "at_least": age.least.as_secs_f64(),
+                "at_most": age.most.as_secs_f64(),
+            })),
             "queue_pair": work.way,
             "local": work.local.map(|local| json!({
                 "address": format!("{:#x}", local.addr),
@@ -334,10 +349,12 @@ mod tests {
             reason: Reason { id: 0, status, vendor: 0x81 },
             work: Work {
                 what: "send of receive 17".into(),
+                number: Some(17),
                 local: Some(Local { addr: 0x7000, len: 4096, lkey: 0x11 }),
                 remote: Some(Remote { addr: 0x9000, rkey: 0x22 }),
                 way: "mlx5_0:1 QP 5 to QP 6".into(),
             },
+            age: Some(Age { least: Duration::from_secs(34), most: Duration::from_secs(35) }),
             event: None,
             flushes: 3,
             pending: 2,
@@ -363,7 +380,7 @@ mod tests {
             let name = status_name(status);
             for part in [
                 "node7",
-                "send of receive 17",
+                "send of receive 17, posted 34 to 36 s ago, completed",
                 name,
                 "0x81",
                 "4096 bytes at 0x7000",
@@ -414,6 +431,7 @@ mod tests {
         assert_eq!(record["peer"]["pid"], 4711);
         assert_eq!(record["completion"]["status"], "IBV_WC_RETRY_EXC_ERR");
         assert_eq!(record["completion"]["local"]["bytes"], 4096);
+        assert_eq!(record["completion"]["posted_seconds_ago"]["at_least"], 34.0);
         assert_eq!(record["completion"]["remote"]["address"], "0x9000");
         let record = peer.failures.json(&Error::remote("the peer process is gone"), &peer, None);
         assert!(record["completion"].is_null());

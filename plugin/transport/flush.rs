@@ -10,6 +10,7 @@
 use super::Transport;
 use super::comm::Peer;
 use super::device::Rail;
+use super::exhaustion::{explain, is_scarcity};
 use super::fifo::SLOTS;
 use super::lane::{Kind, Lane, WrId};
 use crate::config::{FlushMethod, Settings};
@@ -26,14 +27,16 @@ use std::sync::Arc;
 
 /// Slots of the flush queue pair: one for the usual flush of each receive in flight, which needs no counting, and as
 /// many for other flushes.
-pub const FLUSH_DEPTH: u32 = 2 * COUNTED;
-const COUNTED: u32 = SLOTS as u32;
+pub const FLUSH_DEPTH: u32 = 2 * LEAST_FLUSH_DEPTH;
+/// The least: then every flush is counted.
+pub const LEAST_FLUSH_DEPTH: u32 = SLOTS as u32;
 
 /// The loopback queue pair of one rail. Fields drop in order: the queue pair before the memory it writes.
 #[derive(Debug)]
 pub struct FlushQp {
     /// The queue pair with its accounting.
     pub lane: Lane,
+    has_usual: bool,
     usual: Reads,
     registered: Vec<Arc<Registered>>,
     scratch: Arc<Piece>,
@@ -49,14 +52,14 @@ impl std::fmt::Debug for Reads {
 }
 
 impl FlushQp {
-    /// Makes and connects one that completes on `cq`.
+    /// Makes and connects one that completes on `cq`, with up to `depth` slots.
     ///
     /// # Errors
     /// A verb fails.
     pub fn new(
         rail: &Rail,
         index: usize,
-        cq: &Arc<CompletionQueue>,
+        (cq, depth): (&Arc<CompletionQueue>, u32),
         transport: &Transport,
     ) -> Result<Self> {
         let settings = &transport.settings;
@@ -74,17 +77,33 @@ impl FlushQp {
             let device = [(&*rail.device, registry)];
             transport.explain_own(e, device, bytes, "the connection cannot be made")
         })?;
-        let qp = queue_pair(rail, cq, settings)?;
+        let make = |depth| queue_pair(rail, cq, settings, depth);
+        let mut depth = depth;
+        let mut made = make(depth);
+        if depth > LEAST_FLUSH_DEPTH && made.as_ref().is_err_and(is_scarcity) {
+            depth = LEAST_FLUSH_DEPTH;
+            made = make(depth);
+        }
+        let context = Some(&*rail.open.context);
+        let qp = made.map_err(|e| {
+            explain(e, &rail.device.port.device, context, depth, transport.machine())
+        })?;
         let usual = Prepared::new(Operation::Read, |slot| {
             (WrId::new(Kind::UsualFlush, index, slot, 0).0, Flags::SIGNALED)
         });
-        let lane = Lane::new(qp, index, index, COUNTED);
-        let mut flush = Self { lane, usual: Reads(usual), registered, scratch };
+        let lane = Lane::new(qp, index, index, LEAST_FLUSH_DEPTH);
+        let has_usual = depth == FLUSH_DEPTH;
+        let mut flush = Self { lane, has_usual, usual: Reads(usual), registered, scratch };
         for slot in 0..SLOTS {
             let nowhere = Remote { addr: 0, rkey: 0 };
             flush.usual.0.prepare(slot, flush.scratch(), nowhere, Flags::SIGNALED);
         }
         Ok(flush)
+    }
+
+    /// Whether slots are set aside for usual flushes.
+    pub fn has_usual(&self) -> bool {
+        self.has_usual
     }
 
     /// Posts the usual flush number `flush`: a read from `remote`.
@@ -108,7 +127,7 @@ impl FlushQp {
     }
 }
 
-/// A queue pair that is connected to itself.
+/// A queue pair with up to `depth` slots that is connected to itself.
 ///
 /// # Errors
 /// A verb fails.
@@ -116,9 +135,10 @@ pub(super) fn queue_pair(
     rail: &Rail,
     cq: &Arc<CompletionQueue>,
     settings: &Settings,
+    depth: u32,
 ) -> Result<QueuePair> {
     let port = &rail.address;
-    let caps = Caps { max_send_wr: FLUSH_DEPTH, max_recv_wr: 0, max_inline_data: 0 };
+    let caps = Caps { max_send_wr: depth, max_recv_wr: 0, max_inline_data: 0 };
     let qp = QueuePair::new(rail.open.registry.pd(), cq, caps)?;
     qp.to_init(port.port, port.pkey_index, crate::verbs::sys::access::REMOTE_READ)?;
     qp.to_rtr(&port.loopback(qp.number())?, super::connection::MIN_RNR_TIMER)?;

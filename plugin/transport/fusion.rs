@@ -5,6 +5,8 @@
 //! the new state, because NCCL would take it for a port if it begins anew; then the next fusing takes its place.
 
 use super::device::{Device, VirtualDevice};
+use super::wire::checksum;
+use crate::memory::region::MAX_RAILS;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Marks the plane of a fused device, whose other bits say which planes its members lie in.
@@ -12,28 +14,49 @@ const FUSED_PLANE: i32 = 1 << 14;
 /// Planes that the bits of such a number can tell apart, as in stock.
 const MAX_PLANES: usize = 13;
 
-/// Labels of the ports of each fused device since the process began.
-static FUSED: Mutex<Vec<Vec<String>>> = Mutex::new(Vec::new());
+/// Fused devices that are remembered: as many as NCCL makes at most.
+const MOST: usize = 256;
+
+/// What was fused since the library was loaded. A place of a fixed size, because nobody says when it is no longer needed:
+/// memory of the heap would stay when the library is gone.
+static FUSED: Mutex<Fused> = Mutex::new(Fused { count: 0, ports: [[0; MAX_RAILS]; MOST] });
+
+/// The ports of fused devices, by [`mark`]; 0 behind the last.
+struct Fused {
+    count: usize,
+    ports: [[u64; MAX_RAILS]; MOST],
+}
+
+/// Stands for the label of a port: the few dozen ports of a host do not share one by chance.
+fn mark(label: &str) -> u64 {
+    checksum(label.as_bytes().iter()).max(1)
+}
 
 /// What was fused before, in the order of its numbers; nothing in the place of one whose ports are not all there.
 pub fn earlier(ports: &[Arc<Device>]) -> Vec<Option<VirtualDevice>> {
     let fused = FUSED.lock().unwrap_or_else(PoisonError::into_inner);
-    let find = |label: &String| ports.iter().position(|port| port.port.label == *label);
-    fused
+    let find = |wanted: &u64| ports.iter().position(|port| mark(&port.port.label) == *wanted);
+    fused.ports[..fused.count]
         .iter()
-        .map(|labels| {
-            let members = labels.iter().map(find).collect::<Option<Vec<_>>>()?;
+        .map(|marks| {
+            let marks = marks.iter().take_while(|mark| **mark != 0);
+            let members = marks.map(find).collect::<Option<Vec<_>>>()?;
             Some(VirtualDevice::fused(members, ports))
         })
         .collect()
 }
 
-/// Takes note of the fused device with this number, counted without the ports.
+/// Takes note of the fused device with this number, counted without the ports, and forgets those above.
 pub fn remember(number: usize, device: &VirtualDevice, ports: &[Arc<Device>]) {
-    let labels = device.members.iter().filter_map(|m| Some(ports.get(*m)?.port.label.clone()));
     let mut fused = FUSED.lock().unwrap_or_else(PoisonError::into_inner);
-    fused.truncate(number);
-    fused.push(labels.collect());
+    let Some(place) = fused.ports.get_mut(number) else {
+        tracing::info!("{} loses its number when the plugin is initialized again", device.name);
+        return;
+    };
+    let marks = device.members.iter().filter_map(|m| Some(mark(&ports.get(*m)?.port.label)));
+    *place = [0; MAX_RAILS];
+    place.iter_mut().zip(marks).for_each(|(place, mark)| *place = mark);
+    fused.count = number + 1;
 }
 
 /// The plane of a device with members in these planes, on a host with devices in the planes `all`; `None`: undefined.
@@ -57,6 +80,15 @@ pub fn plane(members: &[Option<i32>], all: impl Iterator<Item = Option<i32>>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_of_a_host_have_marks_of_their_own() {
+        let labels =
+            (0..64).flat_map(|device| (1..5).map(move |port| format!("mlx5_{device}:{port}")));
+        let marks: std::collections::BTreeSet<_> = labels.map(|label| mark(&label)).collect();
+        assert_eq!(marks.len(), 256);
+        assert!(!marks.contains(&0));
+    }
 
     type Planes<'a> = &'a [Option<i32>];
 

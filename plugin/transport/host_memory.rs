@@ -37,7 +37,7 @@ impl Transport {
         let mut opened: Vec<(Arc<Device>, Arc<Registry>)> = Vec::new();
         let ports = self.devices().all_ports().to_vec();
         for port in ports {
-            let registry = Arc::clone(&port.open(&self.verbs)?.registry);
+            let registry = Arc::clone(&port.open(&self.verbs, &self.machine)?.registry);
             if !opened.iter().any(|(_, known)| Arc::ptr_eq(known, &registry)) {
                 opened.push((port, registry));
             }

@@ -5,15 +5,16 @@
 
 use super::Transport;
 use super::channel::Channel;
-use super::connection::{Policy, Setup, Sizes, random};
+use super::connection::{Policy, Setup, random};
 use super::copies::Spare;
-use super::credits::CREDIT_DEPTH;
 use super::device::Rail;
 use super::failover::Failover;
 use super::fifo;
-use super::flush::{FLUSH_DEPTH, FlushQp, Flushes};
+use super::flush::{FlushQp, Flushes};
+use super::idle::Idle;
+use super::lane::Lane;
 use super::profile::Origin;
-use super::receives::{RECV_BATCH, depth, receives};
+use super::receives;
 use super::recovery::Recovery;
 use super::recv::{self, RecvComm};
 use super::subnet::Subnet;
@@ -21,6 +22,7 @@ use super::wire::{End, HANDLE_BYTES, Handle, Message};
 use super::{Comm, CommShared, Whose, next_owner};
 use crate::config::FlushPolicy;
 use crate::error::{Error, Result};
+use crate::host::descriptors::{self, Held};
 use crate::host::netif;
 use crate::memory::Gate;
 use crate::memory::diagnosis::Direction;
@@ -31,9 +33,6 @@ use std::time::Instant;
 
 /// Connections that may be waiting to say who they are. More are dropped, oldest first.
 const MAX_STRANGERS: usize = 64;
-/// Bytes of inline payload a receiver can use: credits of one receive with up to two members.
-const INLINE: u32 = 64;
-
 /// A listening socket with the connections that came in.
 #[derive(Debug)]
 pub struct Listener {
@@ -43,9 +42,14 @@ pub struct Listener {
     origin: Origin,
     rails: Vec<Rail>,
     strangers: Vec<(Channel, Instant)>,
+    /// The true peer, with its description, until its connection is begun.
+    known: Option<(Channel, End)>,
     accepting: Option<Accepting>,
     deadline: Option<Instant>,
+    /// What is told of the descriptors that are missing.
+    shortage: Option<String>,
     gate: Gate,
+    _descriptor: Held,
 }
 
 /// The true peer while its connection is made.
@@ -62,6 +66,7 @@ struct Accepting {
 enum Stage {
     BringUp,
     AwaitReady,
+    Finish,
 }
 
 impl Listener {
@@ -101,9 +106,12 @@ impl Listener {
             origin,
             rails,
             strangers: Vec::new(),
+            known: None,
             accepting: None,
             deadline: None,
+            shortage: None,
             gate: Gate::new()?,
+            _descriptor: Held::new(1),
         })
     }
 
@@ -115,14 +123,18 @@ impl Listener {
         let timeout = self.transport.settings.connect_timeout;
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + timeout);
         if self.accepting.is_none() {
-            self.take_connections()?;
-            self.hear_strangers()?;
+            if self.known.is_none() {
+                self.take_connections()?;
+                self.hear_strangers();
+            }
+            self.begin_known()?;
         }
         let mut stage = "waiting for the peer to connect";
         if let Some(accepting) = self.accepting.take() {
             stage = match accepting.stage {
                 Stage::BringUp => "moving queue pairs to ready-to-send",
                 Stage::AwaitReady => "waiting for the peer's confirmation",
+                Stage::Finish => "starting the event thread",
             };
             let peer = accepting.channel.peer().to_owned();
             if let Some(comm) = self
@@ -134,7 +146,8 @@ impl Listener {
         }
         if Instant::now() > deadline {
             return Err(Error::remote(format!(
-                "accept: no success in {timeout:?} (PINRAIL_CONNECT_TIMEOUT) while {stage}"
+                "accept: no success in {timeout:?} (PINRAIL_CONNECT_TIMEOUT) while {stage}{}",
+                self.shortage.as_deref().unwrap_or_default()
             )));
         }
         Ok(None)
@@ -144,9 +157,10 @@ impl Listener {
         loop {
             match self.socket.accept() {
                 Ok((stream, addr)) => {
+                    self.shortage = None;
                     if self.strangers.len() == MAX_STRANGERS {
                         // Who has said something is heard first; only the silent are dropped.
-                        self.hear_strangers()?;
+                        self.hear_strangers();
                         if self.strangers.len() == MAX_STRANGERS {
                             self.strangers.remove(0);
                         }
@@ -164,11 +178,10 @@ impl Listener {
                         Some(libc::ECONNABORTED | libc::EINTR | libc::EPROTO)
                     ) => {}
                 Err(e)
-                    if matches!(
-                        e.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    ) =>
+                    if descriptors::is_shortage(e.raw_os_error())
+                        || matches!(e.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM)) =>
                 {
+                    self.is_short(&Error::io("accepting a connection", &e));
                     return Ok(());
                 }
                 Err(e) => return Err(Error::io("accepting a connection", &e)),
@@ -176,31 +189,50 @@ impl Listener {
         }
     }
 
-    /// Listens to everybody who has not said hello; the one with the nonce becomes the peer.
+    /// Takes note of a shortage that passes when others close something, and tells it once.
+    fn is_short(&mut self, e: &Error) {
+        if self.shortage.is_none() {
+            tracing::warn!("{e}; accept waits until there are some (PINRAIL_CONNECT_TIMEOUT)");
+        }
+        self.shortage = Some(format!("; {e}"));
+    }
+
+    /// Begins the connection of the true peer, once there are descriptors for what it needs to read.
     ///
     /// # Errors
-    /// The peer came, and its connection cannot be set up here. It is told so.
-    fn hear_strangers(&mut self) -> Result<()> {
+    /// It cannot be set up here. The peer is told so.
+    fn begin_known(&mut self) -> Result<()> {
+        let Some((mut channel, hello)) = self.known.take() else { return Ok(()) };
+        if let Err(e) = descriptors::spare(descriptors::FOR_A_CONNECTION) {
+            self.is_short(&Error::io("accepting a connection", &e));
+            self.known = Some((channel, hello));
+            return Ok(());
+        }
+        match self.begin(&channel, &hello) {
+            Ok(setup) => {
+                self.shortage = None;
+                let (stage, flush) = (Stage::BringUp, Vec::new());
+                self.accepting = Some(Accepting { channel, setup, hello, stage, flush });
+                Ok(())
+            }
+            Err(e) => {
+                refuse(&mut channel, &e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Listens to everybody who has not said hello; the one with the nonce becomes the peer.
+    fn hear_strangers(&mut self) {
         for (mut channel, since) in std::mem::take(&mut self.strangers) {
             match channel.receive() {
                 Ok(None) if since.elapsed() < self.transport.settings.connect_timeout => {
                     self.strangers.push((channel, since));
                 }
                 Ok(Some(Message::Hello(hello)))
-                    if hello.nonce == self.nonce && self.accepting.is_none() =>
+                    if hello.nonce == self.nonce && self.known.is_none() =>
                 {
-                    match self.begin(&mut channel, &hello.end) {
-                        Ok(setup) => {
-                            let hello = hello.end;
-                            let (stage, flush) = (Stage::BringUp, Vec::new());
-                            self.accepting =
-                                Some(Accepting { channel, setup, hello, stage, flush });
-                        }
-                        Err(e) => {
-                            refuse(&mut channel, &e);
-                            return Err(e);
-                        }
-                    }
+                    self.known = Some((channel, hello.end));
                 }
                 Ok(_) => {
                     tracing::info!("{}: not the peer of this listener; dropped", channel.peer());
@@ -212,10 +244,9 @@ impl Listener {
                 }
             }
         }
-        Ok(())
     }
 
-    fn begin(&self, channel: &mut Channel, hello: &End) -> Result<Setup> {
+    fn begin(&self, channel: &Channel, hello: &End) -> Result<Setup> {
         // A port may have got another address since listen.
         let rails = self
             .rails
@@ -232,14 +263,9 @@ impl Listener {
         }
         let subnets = hello.rails.iter().map(Subnet::of_wire).collect::<Option<Vec<_>>>();
         let rails = self.transport.rails_in_reach(rails, &subnets.unwrap_or_default());
-        let sizes = Sizes {
-            send: CREDIT_DEPTH,
-            counted: 0,
-            recv: self.receives(hello),
-            extra: FLUSH_DEPTH,
-            inline: INLINE,
-        };
-        Setup::new(rails, hello.lanes.len(), stride, sizes, &self.transport)
+        let failover = self.transport.settings.port_failover && hello.failover;
+        let sizes = receives::sizes(hello.lanes.len(), failover);
+        Setup::new(rails, hello.lanes.len(), stride, &sizes, &self.transport)
             .map_err(|e| e.context(channel.peer()))
     }
 
@@ -252,20 +278,16 @@ impl Listener {
         }
     }
 
-    /// Receives posted on each lane.
-    fn receives(&self, hello: &End) -> u32 {
-        depth(hello.lanes.len(), self.transport.settings.port_failover && hello.failover)
-    }
-
     fn go_on(&mut self, mut accepting: Accepting) -> Result<Option<Box<Comm<RecvComm>>>> {
         let policy = self.policy(&accepting.hello);
         if accepting.stage == Stage::BringUp {
             match accepting.setup.bring_up(&accepting.hello, policy) {
                 Ok(false) => {}
                 Ok(true) => {
+                    let sizes = accepting.setup.sizes();
                     for lane in 0..accepting.setup.lanes() {
-                        let mut batch = receives(lane);
-                        for _ in 0..self.receives(&accepting.hello) / RECV_BATCH {
+                        let mut batch = receives::receives(lane, sizes.batch);
+                        for _ in 0..sizes.recv / sizes.batch {
                             accepting.setup.qp(lane).post_recv(&mut batch).map_err(|errno| {
                                 Error::verb("ibv_post_recv", accepting.setup.label(), errno)
                             })?;
@@ -286,11 +308,17 @@ impl Listener {
             if self.prepare_flush(&mut accepting)? {
                 match accepting.channel.receive()? {
                     None => {}
-                    Some(Message::Ready) => return self.finish(accepting).map(Some),
+                    Some(Message::Ready) => accepting.stage = Stage::Finish,
                     Some(other) => {
                         return Err(Error::remote(format!("unexpected message {other:?}")));
                     }
                 }
+            }
+        }
+        if accepting.stage == Stage::Finish {
+            match self.transport.events.can_watch() {
+                Ok(()) => return self.finish(accepting).map(Some),
+                Err(e) => self.is_short(&e),
             }
         }
         self.accepting = Some(accepting);
@@ -311,7 +339,8 @@ impl Listener {
             (0..setup.rails.len()).filter(|index| wanted(&setup.rails[*index])).collect();
         while let Some(&index) = rails.get(flush.len()) {
             let made = setup.attempt(settings, |setup| {
-                FlushQp::new(&setup.rails[index], index, &setup.cqs[index], &self.transport)
+                let queue = (&setup.cqs[index], setup.sizes().extra);
+                FlushQp::new(&setup.rails[index], index, queue, &self.transport)
             })?;
             let Some(made) = made else { return Ok(false) };
             flush.push(made);
@@ -322,7 +351,7 @@ impl Listener {
     fn finish(&self, accepting: Accepting) -> Result<Box<Comm<RecvComm>>> {
         let Accepting { channel, setup, hello, flush, .. } = accepting;
         let mut peer = setup.peer(&hello, channel.peer(), &self.transport.failures);
-        let max_inline = setup.max_inline();
+        let (max_inline, sizes) = (setup.max_inline(), setup.sizes());
         let settings = &self.transport.settings;
         let recovery =
             (settings.port_failover && settings.port_recovery && hello.recovery).then(|| {
@@ -335,7 +364,6 @@ impl Listener {
         let lanes = parts.lanes.len();
         peer.board = self.origin.board(Direction::Receive, owner, &peer, &parts.rails, lanes);
         queues.extend(flush.iter().map(|flush| flush.lane.qp().identity()));
-        let depth = self.receives(&hello);
         let failover = (settings.port_failover && hello.failover)
             .then(|| {
                 let flushes = flush.iter().map(|f| (f.lane.qp().identity(), f.lane.rail));
@@ -343,8 +371,13 @@ impl Listener {
                 Failover::new(&mut parts.lanes, &flushes, &self.gate, &peer, recovery)
             })
             .flatten();
+        // With several rails every credit is asked for.
+        peer.idle = settings
+            .failure_time()
+            .filter(|_| failover.is_none())
+            .map(|patience| Idle::new(parts.lanes.iter_mut().map(Lane::fuse), patience));
         let route = recv::Route {
-            depth,
+            sizes,
             failover: failover.clone(),
             lanes: parts.lanes,
             flushes: if flush.is_empty() {

@@ -10,6 +10,7 @@ pub(crate) mod copies;
 pub mod credits;
 pub mod device;
 pub mod events;
+mod exhaustion;
 pub mod failover;
 pub mod failure;
 #[allow(unsafe_code, reason = "holds memory that a peer writes")]
@@ -18,9 +19,11 @@ pub mod flush;
 pub mod fork;
 pub mod fusion;
 pub mod host_memory;
+pub mod idle;
 pub mod lane;
 pub mod listener;
 pub mod mail;
+pub mod pace;
 pub mod profile;
 pub mod pump;
 pub mod receives;
@@ -193,6 +196,11 @@ impl Transport {
         !Sysfs::from_settings(settings).devices().is_empty()
     }
 
+    /// The machine it runs on.
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// The devices.
     pub fn devices(&self) -> MutexGuard<'_, Devices> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
@@ -211,7 +219,7 @@ impl Transport {
         ports
             .into_iter()
             .map(|device| {
-                let open = device.open(&self.verbs)?;
+                let open = device.open(&self.verbs, &self.machine)?;
                 device.use_over(open, &self.settings)
             })
             .collect()
@@ -345,14 +353,17 @@ impl CommShared {
             None => queues,
         };
         let watch = {
-            let mail = Arc::clone(&whose.peer.mail);
-            let board = whose.peer.board.clone();
-            transport.events.watch(
-                channel,
-                gate,
-                &devices,
-                Links { queues: queues.into(), mail, failover, board },
-            )?
+            let Peer { mail, pace, first_credit, idle, board, .. } = &whose.peer;
+            let links = Links {
+                queues: queues.into(),
+                mail: Arc::clone(mail),
+                pace: Arc::clone(pace),
+                first_credit: first_credit.clone(),
+                idle: idle.clone(),
+                failover,
+                board: board.clone(),
+            };
+            transport.events.watch(channel, gate, &devices, links)?
         };
         Ok(Self {
             _watch: watch,

@@ -7,6 +7,7 @@ mod reroute;
 
 use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::connection::Sizes;
 use super::copies::{Copies, Spare, Step};
 use super::credits::Credits;
 use super::failover::Failover;
@@ -18,7 +19,7 @@ use super::profile::Profile;
 use super::pump::Pump;
 use super::receives::RecvLane;
 use super::request::{Request, RequestPool, Start, State};
-use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot};
+use super::slot::{IDLE, NO_REQUEST, NOTHING, Slot, last_in};
 use super::stripe::Imm;
 use crate::error::{Error, Fault};
 use crate::hint::plain;
@@ -71,8 +72,8 @@ pub struct Route {
     pub(super) spare: Spare,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
-    /// Receives posted on each lane.
-    pub depth: u32,
+    /// Sizes of the lanes' queues.
+    pub sizes: Sizes,
     /// What is known of lanes, where the others go on when one fails.
     pub failover: Option<Arc<Failover>>,
     /// What NCCL's profiler is told, if there may be one.
@@ -148,7 +149,7 @@ impl RecvComm {
     /// Where the pump is: first, so that a request's owner leads to it whatever its kind.
     pub const PUMP_OFFSET: usize = std::mem::offset_of!(Self, pump);
 
-    /// A receiving end over a connected route whose lanes have [`RECV_DEPTH`] receives posted and whose completion
+    /// A receiving end over a connected route whose lanes have their receives posted and whose completion
     /// queues are `cqs`, in rail order.
     ///
     /// # Errors
@@ -165,11 +166,14 @@ impl RecvComm {
         let credits = Credits::new(&route, &shadow);
         let lanes_count = route.lanes.len();
         let lanes = route.lanes.into_iter().enumerate();
-        let lanes = lanes.map(|(index, lane)| RecvLane::new(index, lane)).collect();
+        let lanes =
+            lanes.map(|(index, lane)| RecvLane::new(index, lane, route.sizes.batch)).collect();
         let mut comm = Self {
             pool: {
                 let pool = RequestPool::new(REQUESTS, pump.rails())?;
-                let pool = if route.flushes.asks_driver() { pool.without_flushes() } else { pool };
+                let counted = route.flush.iter().any(|flush| !flush.has_usual());
+                let counted = counted || route.flushes.asks_driver();
+                let pool = if counted { pool.without_flushes() } else { pool };
                 // The usual case writes short entries over a lane that does not change; without the slots' own requests
                 // it does not happen.
                 let usual = shadow.is_short() && route.failover.is_none();
@@ -190,7 +194,7 @@ impl RecvComm {
             owner: route.owner,
             fifo_addr: route.fifo_addr,
             fifo_rkeys: route.fifo_rkeys,
-            depth: route.depth,
+            depth: route.sizes.recv,
             reroute: route.failover.map(|shared| Box::new(Reroute::new(shared, lanes_count))),
             profile: route.profile,
             watchdog: Watchdog::default(),
@@ -277,6 +281,9 @@ impl RecvComm {
         if slot.is_waiting() {
             return Start::General;
         }
+        // Here the gate's address is at hand. If the general way has to wait, the receive is told as a little older.
+        let sequence = self.next.wrapping_add(1);
+        self.pump.gate().note_posted(sequence);
         let request = self.pool.own(index);
         if !region.contains(addr, len.into())
             || request.state() != State::FREE
@@ -286,7 +293,6 @@ impl RecvComm {
         }
         let lane = self.lanes.get(self.credits.lane(index));
         let Some(lane) = lane else { return Start::General };
-        let sequence = self.next.wrapping_add(1);
         let rkeys = region.rkeys();
         self.shadow.fill_one(index, addr, len, tag, [rkeys[0], rkeys[1]], sequence);
         self.pool.take_own(request);
@@ -378,6 +384,7 @@ impl RecvComm {
             self.board.add(board::GENERAL.start + rail(index), 1);
             self.board.add(board::POSTS.start + rail(self.credits.lane(index)), 1);
         }
+        self.pump.gate().note_posted(sequence);
         let copied = self.copies.as_ref().is_some_and(|c| c.holds(index));
         // Cannot fail: a free request was seen above and nothing took it.
         let request =
@@ -640,7 +647,7 @@ impl RecvComm {
             request.complete();
         }
         if !THOROUGH {
-            lane.consumed += 1;
+            lane.consume_early();
             return true;
         }
         match lane.consume() {
@@ -830,6 +837,7 @@ impl Ending for RecvComm {
                 local: flush.map(FlushQp::scratch),
                 remote: flush.map(|flush| flush.source(slot)),
                 way: loopback(),
+                number: None,
             },
             Some(Kind::Flush) => Work { what: "flush".into(), way: loopback(), ..Work::default() },
             Some(Kind::Receive) => Work {
@@ -841,6 +849,7 @@ impl Ending for RecvComm {
                 let (local, remote) = self.credits.entry(slot);
                 Work {
                     what: format!("credit in slot {slot}"),
+                    number: Some(last_in(slot, self.next)),
                     local: Some(local),
                     remote: Some(remote),
                     way: self.way(id.lane()),

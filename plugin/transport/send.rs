@@ -9,6 +9,7 @@ mod reroute;
 use self::group::{CHAIN, Forming, Group};
 use self::reroute::Reroute;
 use super::comm::{Ending, Peer, Shared, Watchdog};
+use super::connection::Sizes;
 use super::failover::Failover;
 use super::failure::Work;
 use super::fifo::{CreditFifo, Front, MEMBERS, SLOTS, SizeRecords};
@@ -16,6 +17,7 @@ use super::lane::{Kind, Lane, WrId};
 use super::profile::Profile;
 use super::pump::Pump;
 use super::request::{Request, RequestPool, Start, State};
+use super::slot::last_in;
 use super::stripe::{Imm, Stripes};
 use crate::error::{Error, Fault};
 use crate::memory::bounce::{CHUNKS, Chunks};
@@ -31,11 +33,28 @@ use std::sync::Arc;
 
 /// Sends in flight beside the usual ones: 32 receives of 8 members.
 const REQUESTS: u16 = (SLOTS * MEMBERS) as u16;
-/// Slots of a lane's send queue: two for the usual answer to each receive in flight, which need no counting, and
-/// [`COUNTED`] more. Larger groups are posted in portions as slots come free.
-pub const SEND_DEPTH: u32 = 2 * SLOTS as u32 + COUNTED;
-/// Slots of a lane's send queue for groups.
-pub const COUNTED: u32 = 64;
+/// Bytes of inline payload a sender can use: a size record of eight members.
+const INLINE: u32 = 32;
+
+/// Slots of a lane's send queue: first those set aside for the usual answer to each receive in flight, which need no
+/// counting, then those for groups, which are posted in portions as slots come free. Two are set aside for each receive,
+/// or one where data and notice never are apart, or none: then every answer is counted. A device is asked for the first
+/// and gets less where it refuses.
+const DEPTHS: [(u32, u32); 5] = [(2, 64), (2, 32), (2, 16), (1, 16), (0, 16)];
+
+/// Sizes of the queues of a sending end, the best first.
+pub fn sizes() -> Vec<Sizes> {
+    let sizes = |(set_aside, counted)| Sizes {
+        send: set_aside * SLOTS as u32 + counted,
+        counted,
+        recv: 0,
+        batch: 1,
+        extra: 0,
+        inline: INLINE,
+    };
+    DEPTHS.map(sizes).into()
+}
+
 /// What the data path needs to know about the receiving end and the way there.
 #[derive(Debug)]
 pub struct Route {
@@ -53,6 +72,8 @@ pub struct Route {
     pub max_message: u32,
     /// Bytes that may be posted inline on every lane.
     pub max_inline: u32,
+    /// Slots of each lane that are set aside for each receive in flight.
+    pub set_aside: u32,
     /// The communicator's number, by which handles of copied buffers know it.
     pub owner: u64,
     /// What NCCL's profiler is told, if there may be one.
@@ -194,7 +215,7 @@ impl SendComm {
             Profile::direct_one(&comm.pool);
         }
         comm.simple_limit = comm.usual_limit();
-        if comm.route.adaptive_threshold.is_some() {
+        if comm.route.adaptive_threshold.is_some() && comm.route.set_aside >= 2 {
             comm.pairs =
                 comm.may_be_usual().then(|| (Box::new(comm.make_pairs()), comm.route.max_message));
         }
@@ -228,12 +249,17 @@ impl SendComm {
 
     /// Whether the connection is one for usual messages.
     fn may_be_usual(&self) -> bool {
-        self.route.stripes.width() == 1 && self.fifo.is_short() && self.route.lanes.len() <= SLOTS
+        self.route.stripes.width() == 1
+            && self.fifo.is_short()
+            && self.route.lanes.len() <= SLOTS
+            && self.route.set_aside > 0
     }
 
-    /// The largest message that takes one work request; 0 while a profiler wants to know of each.
+    /// The largest message that takes one work request; 0 while a profiler wants to know of each, or somebody for how
+    /// long the first receive is waited for.
     fn usual_limit(&self) -> u32 {
-        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive());
+        let told = self.profile.as_ref().is_some_and(|profile| profile.is_attentive())
+            || (self.next == 0 && self.peer.first_credit.is_some());
         if self.may_be_usual() && !told {
             self.route.max_message.min(self.route.adaptive_threshold.unwrap_or(u32::MAX))
         } else {
@@ -316,6 +342,7 @@ impl SendComm {
         request.set_size(0, size);
         hand_out(request);
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
@@ -355,6 +382,9 @@ impl SendComm {
         match self.fifo.read(slot, 0, sequence) {
             Some(first) => self.isend_group(addr, size, tag, (region, parent), first),
             None => {
+                if let Some(first) = self.peer.first_credit.as_ref().filter(|_| self.next == 0) {
+                    first.ask();
+                }
                 self.board.set(board::BLOCKED, self.board.get(board::POSTED).wrapping_add(1));
                 Ok(None)
             }
@@ -412,6 +442,7 @@ impl SendComm {
         // The usual one is counted by the receive.
         self.board.add(board::POSTS.start + rail, 1);
         self.next = sequence;
+        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
             Ok(()) => Ok(Start::Started),
             Err(errno) => Err(self.post_failed(errno)),
@@ -492,18 +523,17 @@ impl Ending for SendComm {
 
     fn work(&self, id: WrId) -> Work {
         let slot = id.slot() % SLOTS;
-        // Of the receives with this slot the one that was answered last.
-        let last = self.next.wrapping_sub(1);
-        let receive = last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32);
+        let receive = last_in(slot, self.next);
         let single = id.kind() == Some(Kind::Single);
         let lane = if single { self.lane_of[slot].into() } else { id.lane() };
         let way = match &self.reroute {
             Some(reroute) => reroute.shared.text(lane),
             None => self.peer.way(lane),
         };
+        let number = Some(receive);
         if !single {
             let what = if id.kind() == Some(Kind::Part) { "the end of a part" } else { "a piece" };
-            return Work { what: format!("{what} of a send"), way, ..Work::default() };
+            return Work { what: format!("{what} of a send"), number, way, ..Work::default() };
         }
         let size = self.pool.own(slot).size(0);
         let pair = size.cast_unsigned() > self.route.adaptive_threshold.unwrap_or(u32::MAX);
@@ -512,7 +542,7 @@ impl Ending for SendComm {
             _ => self.singles.0.entry(slot),
         };
         let what = format!("send of {size} bytes for receive {receive}");
-        Work { what, local: Some(local), remote: Some(remote), way }
+        Work { what, number, local: Some(local), remote: Some(remote), way }
     }
 
     fn completions(&mut self, first: usize, found: i32) -> Result<(), Fault> {
@@ -521,6 +551,10 @@ impl Ending for SendComm {
             self.advance()?;
         }
         Ok(())
+    }
+
+    fn has_credit(&self) -> bool {
+        self.next != 0 || self.fifo.read(0, 0, 1).is_some()
     }
 
     fn rerouted(&mut self) {

@@ -6,15 +6,15 @@ use super::failover::Failover;
 use super::lane::PLACE;
 use super::way::STOPPED;
 use crate::error::{Error, Result};
-use std::time::{Duration, Instant};
-
-/// How long the other end may take to tell its count.
-const PATIENCE: Duration = Duration::from_secs(30);
+use std::time::Instant;
 
 /// What ends a connection that rails have failed. `left`: some go on.
 fn given_up(peer: &Peer, why: &str, left: bool) -> Error {
     Error::remote(if left {
-        format!("{why}; the other end did not tell in {PATIENCE:?} what it has received")
+        format!(
+            "{why}; the other end did not tell in {:?} what it has received (PINRAIL_FAILOVER_TIMEOUT)",
+            peer.failures.answer
+        )
     } else {
         format!("{peer}: no rail is left; the first that failed: {why}")
     })
@@ -111,7 +111,7 @@ impl Settling {
                 None => waiting = true,
             }
         }
-        let patience = self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        let patience = self.since.get_or_insert_with(Instant::now).elapsed() < peer.failures.answer;
         if !waiting {
             self.since = None;
         }

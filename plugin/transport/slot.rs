@@ -1,5 +1,6 @@
 //! What a receiving end knows of one advertised receive.
 
+use super::fifo::SLOTS;
 use super::stripe::Imm;
 
 /// Stands for no request.
@@ -73,4 +74,10 @@ impl Slot {
         let usual = if Imm(self.usual).has_record() { self.unusual } else { self.usual };
         self.is_waiting() && !self.copying && imm.matches(usual)
     }
+}
+
+/// Of the receives before number `next` the last one with this slot.
+pub(super) fn last_in(slot: usize, next: u32) -> u32 {
+    let last = next.wrapping_sub(1);
+    last.wrapping_sub(last.wrapping_sub(slot as u32) % SLOTS as u32)
 }

@@ -148,7 +148,7 @@ pub fn set_token(handle: &mut [u8; HANDLE_BYTES], token: u64) {
 }
 
 /// FNV-1a: detects damage, not malice.
-fn checksum<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+pub(super) fn checksum<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     bytes
         .fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
 }

@@ -7,11 +7,13 @@ use super::sys::{
     PortAttrEx, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr, verbs_context,
 };
 use crate::error::{Error, Result};
+use crate::host::descriptors::Held;
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The kernel's list of devices, as the library gives it. Devices must be opened before it is dropped.
 #[derive(Debug)]
@@ -74,7 +76,14 @@ impl DeviceList {
         let raw = unsafe { (self.verbs.open_device)(self.device(index)) };
         let raw =
             NonNull::new(raw).ok_or_else(|| Error::verb("ibv_open_device", &name, errno()))?;
-        Ok(Arc::new(Context { raw, name, verbs: Arc::clone(&self.verbs) }))
+        Ok(Arc::new(Context {
+            raw,
+            name,
+            verbs: Arc::clone(&self.verbs),
+            objects: Objects::default(),
+            // For commands and for events.
+            _descriptors: Held::new(2),
+        }))
     }
 }
 
@@ -90,6 +99,28 @@ pub struct Context {
     raw: NonNull<ibv_context>,
     name: String,
     verbs: Arc<Verbs>,
+    objects: Objects,
+    _descriptors: Held,
+}
+
+/// How many objects of each kind exist on an open device.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "named for what they count")]
+pub struct Objects {
+    pub pds: AtomicU32,
+    pub cqs: AtomicU32,
+    pub qps: AtomicU32,
+    pub mrs: AtomicU32,
+}
+
+/// One more of them exists.
+pub(super) fn add(count: &AtomicU32) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One of them is gone.
+pub(super) fn sub(count: &AtomicU32) {
+    count.fetch_sub(1, Ordering::Relaxed);
 }
 
 // SAFETY: libibverbs contexts may be used from several threads at once; the library locks where it has to.
@@ -125,6 +156,11 @@ impl Context {
     /// The library this device was opened with.
     pub fn verbs(&self) -> &Arc<Verbs> {
         &self.verbs
+    }
+
+    /// What exists on it.
+    pub fn objects(&self) -> &Objects {
+        &self.objects
     }
 
     pub(super) fn raw(&self) -> *mut ibv_context {

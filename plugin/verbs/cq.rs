@@ -53,6 +53,7 @@ impl CompletionQueue {
             unsafe { (context.verbs().destroy_cq)(raw.as_ptr()) };
             return Err(Error::system(format!("{} has no poll_cq operation", context.name())));
         };
+        super::context::add(&context.objects().cqs);
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
     }
 
@@ -120,6 +121,7 @@ impl fmt::Debug for CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        super::context::sub(&self.context.objects().cqs);
         // SAFETY: queue pairs hold an Arc of their completion queues, so none is left.
         let rc = unsafe { (self.context.verbs().destroy_cq)(self.raw()) };
         log_destroy("ibv_destroy_cq", &self.context.name(), rc);

@@ -108,6 +108,8 @@ verbs_table! {
     optional {
         /// Registration with optional access bits.
         reg_mr_iova2 = "ibv_reg_mr_iova2" @ "IBVERBS_1.8": fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
+        /// Read a queue pair's state and attributes.
+        query_qp = "ibv_query_qp" @ "IBVERBS_1.1": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         /// Read the enhanced connection establishment options.
         query_ece = "ibv_query_ece" @ "IBVERBS_1.10": fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
         /// Set them.

@@ -148,6 +148,7 @@ impl MemoryRegion {
         let raw = NonNull::new(raw)?;
         // SAFETY: a region the library just made; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        super::context::add(&pd.context().objects().mrs);
         Some(Self { raw, lkey, rkey, pd: Arc::clone(pd) })
     }
 
@@ -166,6 +167,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
+        super::context::sub(&self.pd.context().objects().mrs);
         // SAFETY: made by this library and deregistered once; the domain is kept alive by the Arc.
         let rc = unsafe { (self.pd.context().verbs().dereg_mr)(self.raw.as_ptr()) };
         log_destroy("ibv_dereg_mr", &self.pd.context().name(), rc);

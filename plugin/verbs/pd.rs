@@ -28,6 +28,7 @@ impl ProtectionDomain {
         let raw = unsafe { (context.verbs().alloc_pd)(context.raw()) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| Error::verb("ibv_alloc_pd", context.name(), errno()))?;
+        super::context::add(&context.objects().pds);
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -43,6 +44,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
+        super::context::sub(&self.context.objects().pds);
         // SAFETY: memory regions and queue pairs hold an Arc of their domain, so none is left.
         let rc = unsafe { (self.context.verbs().dealloc_pd)(self.raw()) };
         log_destroy("ibv_dealloc_pd", &self.context.name(), rc);

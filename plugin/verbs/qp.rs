@@ -109,6 +109,21 @@ impl Fuse {
     }
 }
 
+impl Fuse {
+    /// Whether it is in the error state, whoever moved it there. A library that cannot tell says no.
+    pub fn is_blown(&self) -> bool {
+        let wire = self.wire();
+        let Some(Wire { raw, pd, .. }) = &*wire else { return false };
+        let Some(query) = pd.context().verbs().query_qp else { return false };
+        let mut attr = zeroed_attr();
+        // SAFETY: integers and raw pointers only: all-zero is a value.
+        let mut init = unsafe { std::mem::zeroed::<ibv_qp_init_attr>() };
+        // SAFETY: the queue pair takes the wire out, under this lock, before it is destroyed; the out-pointers are valid.
+        let rc = unsafe { query(raw.as_ptr(), &mut attr, mask::STATE, &mut init) };
+        rc == 0 && attr.qp_state == qp_state::ERR
+    }
+}
+
 // SAFETY: providers lock the work queues; state changes go through the library, which locks too.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
@@ -145,6 +160,7 @@ impl QueuePair {
             unsafe { (context.verbs().destroy_qp)(raw.as_ptr()) };
             return Err(Error::system(format!("{} has no post operations", context.name())));
         };
+        super::context::add(&context.objects().qps);
         Ok(Self {
             raw,
             post_send,
@@ -385,6 +401,7 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        super::context::sub(&self.pd.context().objects().qps);
         if let Some(fuse) = &self.fuse {
             fuse.wire().take();
         }

@@ -8,6 +8,8 @@ use crate::channel::Channel;
 use crate::context::Context;
 use crate::env::{Engine, settings};
 use crate::events::{Acks, record};
+use crate::faults::refusal;
+use crate::faults::rule::CREATE_CQ;
 use crate::objects::{CQ_AT, CQS, RQ_DONE, SQ_DONE, Users};
 use crate::public::{Public, zeroed};
 use crate::qp::Qp;
@@ -67,6 +69,7 @@ impl Cq {
             return Err(libc::ENOMEM);
         }
         let process = &context.process;
+        refusal(process, context.device.index, CREATE_CQ, wanted.into()).map_or(Ok(()), Err)?;
         let cap = wanted.next_power_of_two();
         let bytes = cap as usize * CQE_WORDS * 8;
         let offset = process.heap.alloc(bytes).ok_or(libc::ENOMEM)?;

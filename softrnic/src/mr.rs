@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::abi::*;
 use crate::env::settings;
+use crate::faults::rule::REG_MR;
 use crate::ledger::pages::{Pages, page_size};
 use crate::ledger::quota::{self, Charge};
 use crate::objects::{MRS, QPS};
@@ -152,7 +153,7 @@ impl Mr {
         pd.context.works()?;
         let (process, device) = (&pd.context.process, pd.context.device.index);
         crate::control::injected_failure(n)
-            .or_else(|| crate::faults::registration(process, device, len))
+            .or_else(|| crate::faults::refusal(process, device, REG_MR, len))
             .map_or(Ok(()), Err)
     }
 

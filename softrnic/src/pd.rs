@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::abi::IbvPd;
 use crate::context::Context;
 use crate::env::settings;
+use crate::faults::refusal;
+use crate::faults::rule::ALLOC_PD;
 use crate::objects::{PDS, Users};
 use crate::public::Public;
 
@@ -28,6 +30,7 @@ impl Pd {
         if PDS.count() >= settings().max_pd() as usize {
             return Err(libc::ENOMEM);
         }
+        refusal(&context.process, context.device.index, ALLOC_PD, 0).map_or(Ok(()), Err)?;
         let id = context.process.pds.take().ok_or(libc::ENOMEM)?;
         let pd = Arc::new(Self {
             public: Public::new(IbvPd { context: context.ptr(), handle: id }),

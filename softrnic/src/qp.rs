@@ -10,6 +10,8 @@ use crate::device::gid_words;
 use crate::engine::Verdict;
 use crate::env::{Engine, settings};
 use crate::events::Acks;
+use crate::faults::refusal;
+use crate::faults::rule::CREATE_QP;
 use crate::objects::{QP_AT, QPS, RQ_DONE, SQ_DONE};
 use crate::pd::Pd;
 use crate::process::Process;
@@ -172,6 +174,8 @@ impl Qp {
             return Err(libc::ENOMEM);
         }
         let process = &pd.context.process;
+        let depth = cap.max_send_wr.max(cap.max_recv_wr);
+        refusal(process, pd.context.device.index, CREATE_QP, depth.into()).map_or(Ok(()), Err)?;
         let ring = if srq.is_some() { 0 } else { cap.max_recv_wr };
         let entries = ring.max(1).next_power_of_two();
         let sge = cap.max_recv_sge.max(1);

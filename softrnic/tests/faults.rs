@@ -357,6 +357,36 @@ fn registrations_fail_by_number_size_and_errno() {
 }
 
 #[test]
+fn calls_fail_by_number_depth_and_errno() {
+    let _turn = turn();
+    let d = Device::open();
+    let cq = d.cq(100);
+    let qp = |depth| {
+        let cap = QpCap { max_send_wr: depth, max_recv_wr: 1, ..QpCap::default() };
+        d.try_qp(cq, cq, std::ptr::null_mut(), cap).err()
+    };
+    plan(
+        "op=create-qp bytes=65.. -> fail=EINVAL\nop=alloc-pd nth=2 -> fail=ENOMEM\nop=create-cq -> fail=ENOSPC",
+    );
+    assert_eq!([64, 65, 64].map(qp), [None, Some(libc::EINVAL), None]);
+    let pds: Vec<_> = (0..3).map(|_| if d.pd().is_null() { errno() } else { 0 }).collect();
+    assert_eq!(pds, [0, libc::ENOMEM, 0]);
+    // SAFETY: a live handle.
+    let none = unsafe {
+        softrnic::capi::queues::ibv_create_cq(
+            d.context,
+            5,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    assert!(none.is_null() && errno() == libc::ENOSPC);
+    plan("");
+    assert_eq!(qp(65), None);
+}
+
+#[test]
 fn matchers_pick_requests() {
     let _turn = turn();
     // The numbers of the requests that fire: opcode and size by turns WRITE 8, WRITE 4096, READ 8, SEND 64.

@@ -82,6 +82,12 @@ fn words_mean_what_the_manual_says() {
             Stage::Start,
             Action::Fail { errno: 12 },
         ),
+        (
+            "op=create-qp,create-cq bytes=65.. -> fail=EINVAL",
+            Match { ops: CREATE_QP | CREATE_CQ, bytes: (65, u64::MAX), ..all() },
+            Stage::Start,
+            Action::Fail { errno: 22 },
+        ),
     ];
     for (text, when, stage, action) in cases {
         assert_eq!(one(text), Rule { when, stage, action }, "{text}");
@@ -161,10 +167,12 @@ fn every_mistake_is_named_with_its_line_and_remedy() {
         ("-> gid=0", "gid=0 has no address", "gid=INDEX/ADDRESS"),
         ("-> gid=16/::1", "gid=16 is out of range", "0 to 15"),
         ("-> gid=0/home", "home is no address", "gid=0/10.0.0.9"),
-        ("op=reg-mr -> drop", "a registration and something else", "op=reg-mr"),
-        ("op=reg-mr,write -> fail=ENOMEM", "a registration and something else", "op=reg-mr"),
-        ("-> fail=ENOMEM", "a registration and something else", "op=reg-mr"),
-        ("op=reg-mr qp=1 -> fail=ENOMEM", "a registration and something else", "op=reg-mr"),
+        ("op=reg-mr -> drop", "a call and something else", "op=reg-mr"),
+        ("op=reg-mr,write -> fail=ENOMEM", "a call and something else", "op=reg-mr"),
+        ("-> fail=ENOMEM", "a call and something else", "op=reg-mr"),
+        ("op=alloc-pd,write -> fail=ENOMEM", "a call and something else", "op=reg-mr"),
+        ("op=create-qp port=1 -> fail=ENOMEM", "a call and something else", "op=reg-mr"),
+        ("op=reg-mr qp=1 -> fail=ENOMEM", "a call and something else", "op=reg-mr"),
         ("op=reg-mr -> fail=EWHAT", "fail=EWHAT is not a number", "ENOMEM"),
         ("seed=many", "seed=many is not a number", "seed=5"),
         ("-> \u{7}drop", "no action", "write one of"),

@@ -119,6 +119,7 @@ fn meaning(state: GateState) -> &'static str {
         GateState::PeerFailed => "the other end failed, and said so",
         GateState::DeviceFailed => "the device reported a fatal error",
         GateState::QueueFailed(_) => "the device reported an error of a queue",
+        GateState::NoCredit => "the peer posted no first receive in time",
         GateState::Forked => "its board makes no sense",
         _ => "see the process's log",
     }

@@ -7,7 +7,7 @@ use crate::transport::address::place;
 use crate::transport::connection::{MIN_RNR_TIMER, Sizes, random};
 use crate::transport::device::{OpenDevice, Rail};
 use crate::transport::flush;
-use crate::transport::receives::{RECV_BATCH, receives};
+use crate::transport::receives::receives;
 use crate::transport::wire::{Offer, WireLane, WireRail};
 use crate::verbs::cq::{Completions, Poller, status_name};
 use crate::verbs::qp::{Caps, Ece};
@@ -107,8 +107,8 @@ impl Means {
     /// # Errors
     /// The verb fails.
     pub(super) fn post_receives(&self, rail: usize, made: &Made, number: usize) -> Result<()> {
-        let mut batch = receives(number);
-        for _ in 0..self.sizes.recv / RECV_BATCH {
+        let mut batch = receives(number, self.sizes.batch);
+        for _ in 0..self.sizes.recv / self.sizes.batch {
             let posted = made.qp.post_recv(&mut batch);
             posted.map_err(|errno| Error::verb("ibv_post_recv", self.label(rail), errno))?;
         }
@@ -120,7 +120,7 @@ impl Means {
     /// # Errors
     /// A verb fails.
     pub(super) fn flush(&self, rail: usize) -> Result<QueuePair> {
-        flush::queue_pair(&self.rails[rail], &self.cqs[rail], self.settings())
+        flush::queue_pair(&self.rails[rail], &self.cqs[rail], self.settings(), self.sizes.extra)
     }
 
     /// A queue pair to try the path with.

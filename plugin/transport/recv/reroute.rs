@@ -7,7 +7,6 @@ use crate::memory::status::layout::board;
 use crate::transport::comm::Ending;
 use crate::transport::failover::{Failover, Fresh, is_survivable};
 use crate::transport::lane::{Kind, PLACE, WrId};
-use crate::transport::receives::RECV_BATCH;
 use crate::transport::settling::{Settling, ahead};
 use crate::transport::stripe::Imm;
 use std::collections::VecDeque;
@@ -220,7 +219,7 @@ impl RecvComm {
         let shared = &reroute.shared;
         for (place, (late, lane)) in reroute.lanes.iter().zip(&self.lanes).enumerate() {
             let number = reroute.settling.number(place);
-            let all = self.depth.wrapping_add(lane.refills.wrapping_mul(RECV_BATCH));
+            let all = self.depth.wrapping_add(lane.replaced());
             let out = all.wrapping_sub(late.back);
             if reroute.settling.is_settled(place)
                 && (late.owed, late.credits, out) == (0, 0, 0)

@@ -359,7 +359,7 @@ impl Qp {
 }
 
 fn is_write(wqe: &Wqe) -> bool {
-    WRITES & 1_u8.checked_shl(wqe.opcode).unwrap_or(0) != 0
+    WRITES & 1_u16.checked_shl(wqe.opcode).unwrap_or(0) != 0
 }
 
 /// Changes so many bytes, or all if there are fewer.

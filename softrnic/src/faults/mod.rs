@@ -20,7 +20,7 @@ use crate::env::settings;
 use crate::process::Process;
 use crate::sync::lock;
 use parse::Plan;
-use rule::{Facts, REG_MR, Side};
+use rule::{Facts, Side};
 
 /// The plan of a process that has no device open: what SOFTRNIC_FAULTS names until somebody sets another.
 static PLAN: Mutex<Option<Result<Plan, String>>> = Mutex::new(None);
@@ -99,15 +99,16 @@ pub fn set(text: &str, keep: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// The errno with which a rule makes a registration fail.
-pub fn registration(process: &Arc<Process>, device: usize, bytes: u64) -> Option<i32> {
+/// The errno with which a rule makes a call fail: `op` is its bit, `bytes` the size of the region or the entries of the
+/// larger queue.
+pub fn refusal(process: &Arc<Process>, device: usize, op: u16, bytes: u64) -> Option<i32> {
     let facts = Facts {
         side: Side::Local,
         device: u8::try_from(device).unwrap_or(0),
         port: 0,
         qpn: 0,
         ordinal: 0,
-        op: REG_MR,
+        op,
         bytes,
     };
     let firing = table::examine(process, &process.region, &facts, true)?;

@@ -444,11 +444,12 @@ fn gid(text: &str) -> Result<Action, Wrong> {
 fn fit(rule: &mut Rule, named: bool) -> Result<(), Wrong> {
     let (when, action) = (&mut rule.when, rule.action);
     let fails = matches!(action, Action::Fail { .. });
-    if when.ops & REG_MR != 0 || fails {
+    if when.ops & CALLS != 0 || fails {
         let elsewhere = when.port.is_some() || when.qp.is_some() || when.side == Side::Remote;
-        if when.ops != REG_MR || !fails || elsewhere {
-            let remedy = "write op=reg-mr [device=] [bytes=] [nth=] -> fail=ENOMEM, and requests in rules of their own";
-            return wrong("a registration and something else in one rule", remedy);
+        if when.ops & !CALLS != 0 || !fails || elsewhere {
+            let remedy = "write op=reg-mr [device=] [bytes=] [nth=] -> fail=ENOMEM (or create-qp, create-cq, alloc-pd), and \
+                          requests in rules of their own";
+            return wrong("a call and something else in one rule", remedy);
         }
         return Ok(());
     }
@@ -458,7 +459,7 @@ fn fit(rule: &mut Rule, named: bool) -> Result<(), Wrong> {
         _ => REQUESTS,
     };
     if named && when.ops & !knows != 0 {
-        let names = |bits: u8| {
+        let names = |bits: u16| {
             let names = OPS.iter().enumerate().filter(|(i, _)| bits & 1 << i != 0);
             names.map(|(_, name)| *name).collect::<Vec<_>>().join(",")
         };

@@ -1,16 +1,35 @@
 //! One rule of a fault plan: which requests it is about, when it fires among them, and what happens then.
 
-/// Opcodes by name, in the order of their codes; the last is a registration.
-pub const OPS: [&str; 8] =
-    ["write", "write-imm", "send", "send-imm", "read", "cmp-swap", "fetch-add", "reg-mr"];
+/// Opcodes by name, in the order of their codes, then calls that make something.
+pub const OPS: [&str; 11] = [
+    "write",
+    "write-imm",
+    "send",
+    "send-imm",
+    "read",
+    "cmp-swap",
+    "fetch-add",
+    "reg-mr",
+    "create-qp",
+    "create-cq",
+    "alloc-pd",
+];
 /// Bit of a registration in [`Match::ops`].
-pub const REG_MR: u8 = 1 << 7;
+pub const REG_MR: u16 = 1 << 7;
+/// Bit of a queue pair that is made.
+pub const CREATE_QP: u16 = 1 << 8;
+/// Bit of a completion queue that is made.
+pub const CREATE_CQ: u16 = 1 << 9;
+/// Bit of a protection domain that is made.
+pub const ALLOC_PD: u16 = 1 << 10;
+/// Bits of all calls that make something.
+pub const CALLS: u16 = REG_MR | CREATE_QP | CREATE_CQ | ALLOC_PD;
 /// Bits of all send requests.
-pub const REQUESTS: u8 = 0x7f;
+pub const REQUESTS: u16 = 0x7f;
 /// Bits of the requests that write into a place that the sender names.
-pub const WRITES: u8 = 0b11;
+pub const WRITES: u16 = 0b11;
 /// Bits of the requests whose payload can be changed on its way.
-pub const PAYLOADS: u8 = 0b1_1111;
+pub const PAYLOADS: u16 = 0b1_1111;
 
 /// Words of a rule in shared memory.
 pub const WORDS: usize = 12;
@@ -59,10 +78,10 @@ pub struct Match {
     /// Queue pair.
     pub qp: Option<QpMatch>,
     /// Bits of the opcodes.
-    pub ops: u8,
+    pub ops: u16,
     /// Side.
     pub side: Side,
-    /// Smallest and largest payload or region.
+    /// Smallest and largest payload, region or depth.
     pub bytes: (u64, u64),
     /// Leaves out this many matching requests.
     pub skip: u64,
@@ -147,7 +166,7 @@ pub enum Action {
     },
     /// The device of the rule's side dies.
     DeviceFatal,
-    /// The registration fails.
+    /// The call fails.
     Fail {
         /// errno.
         errno: u16,
@@ -172,15 +191,15 @@ pub struct Facts {
     pub side: Side,
     /// Device ordinal on that side.
     pub device: u8,
-    /// Port on that side; 0 for a registration.
+    /// Port on that side; 0 for a call.
     pub port: u8,
     /// Number of the queue pair on that side.
     pub qpn: u32,
     /// Its ordinal.
     pub ordinal: u32,
     /// Bit of the opcode.
-    pub op: u8,
-    /// Bytes of payload or region.
+    pub op: u16,
+    /// Bytes of payload or region; entries of the larger queue of what is made.
     pub bytes: u64,
 }
 
@@ -240,9 +259,9 @@ impl Rule {
         let head = tag
             | (self.stage as u64) << 8
             | u64::from(w.side == Side::Remote) << 16
-            | u64::from(w.ops) << 24
             | u64::from(w.device.unwrap_or(0xff)) << 32
-            | u64::from(w.port.unwrap_or(0)) << 40;
+            | u64::from(w.port.unwrap_or(0)) << 40
+            | u64::from(w.ops) << 48;
         let qp = match w.qp {
             None => 0,
             Some(QpMatch::Number(n)) => 1 << 32 | u64::from(n),
@@ -294,7 +313,7 @@ impl Rule {
                 2 => Some(QpMatch::Ordinal(low(w[1]))),
                 _ => return None,
             },
-            ops: byte(w[0], 24),
+            ops: (w[0] >> 48) as u16,
             side: if byte(w[0], 16) == 0 { Side::Local } else { Side::Remote },
             bytes: (w[2], w[3]),
             skip: w[4],

@@ -172,6 +172,17 @@ impl Device {
 
     /// A QP in RESET.
     pub fn qp(&self, send: *mut IbvCq, recv: *mut IbvCq, srq: *mut IbvSrq, cap: QpCap) -> Qp {
+        self.try_qp(send, recv, srq, cap).unwrap_or_else(|e| panic!("create_qp: errno {e}"))
+    }
+
+    /// A QP in RESET, or why there is none.
+    pub fn try_qp(
+        &self,
+        send: *mut IbvCq,
+        recv: *mut IbvCq,
+        srq: *mut IbvSrq,
+        cap: QpCap,
+    ) -> Result<Qp, i32> {
         let mut attr = QpInitAttr {
             qp_context: null_mut(),
             send_cq: send,
@@ -183,8 +194,7 @@ impl Device {
         };
         // SAFETY: live handles and our own structure.
         let qp = unsafe { queues::ibv_create_qp(self.pd, &raw mut attr) };
-        assert!(!qp.is_null(), "create_qp: errno {}", errno());
-        Qp { qp, context: self.context }
+        if qp.is_null() { Err(errno()) } else { Ok(Qp { qp, context: self.context }) }
     }
 
     /// Next async event; blocks.
