@@ -2,9 +2,11 @@
  * Rails that failed and come back while their connections go on: with new queue pairs, after their path was tried, and
  * with every message delivered once and whole, whatever happens on the way.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "softrnic.h"
 #include "traffic.h"
@@ -343,6 +345,8 @@ static void closed_on_the_way(int version)
     struct pair pair;
     struct traffic traffic;
     (void)version;
+    rnic_keep();
+    struct census at_rest = census_take();
     int dev = recovering(&net, 12, 2, "2");
     struct rnic_counts before = rnic_counts();
     uint64_t random = 23;
@@ -370,6 +374,11 @@ static void closed_on_the_way(int version)
         CHECK_EQ(after.cqs, before.cqs);
         CHECK_EQ(after.mrs, before.mrs);
         CHECK_EQ(after.cq_overruns, 0);
+        if (i % 10 == 9) {
+            net_stop(&net);
+            expect_gone(at_rest);
+            dev = recovering(&net, 12, 2, "2");
+        }
     }
     net_stop(&net);
 }
@@ -425,9 +434,11 @@ static void by_plans(int rails, const char *qps, const char *engine)
         "",
     };
     setenv("SOFTRNIC_ENGINE", engine, 1);
+    rnic_keep();
+    struct census at_rest = census_take();
     int dev = recovering(&net, 12, rails, qps);
     const char *count = getenv("FAILOVER_PLANS"), *first = getenv("FAILOVER_SEED");
-    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 20);
+    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 30);
     for (; seed < last; seed++) {
         char plan[3000];
         uint64_t random = seed * 1000 + (uint64_t)rails;
@@ -453,6 +464,7 @@ static void by_plans(int rails, const char *qps, const char *engine)
     }
     CHECK_EQ(rnic_counts().cq_overruns, 0);
     net_stop(&net);
+    expect_gone(at_rest);
 }
 
 static void plans_on_two(int version)
@@ -575,6 +587,62 @@ static void one_end_asks(int version)
     hosts("0", "1");
 }
 
+/* The receiver is killed while a rail comes back. */
+static void sends_to_the_end(int version, int socket, void *argument)
+{
+    struct net net;
+    (void)argument;
+    rnic_keep();
+    struct census at_rest = census_take();
+    int dev = recovering(&net, version, 2, "2");
+    void *comm = dial(&net, dev, socket);
+    struct guarded from = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, from.data, LARGEST);
+    rnic_faults("device=softrnic1 op=write-imm nth=5 -> kill-qp\n");
+    ncclResult_t result = ncclSuccess;
+    struct deadline deadline = deadline_in(30);
+    for (void *send = NULL; !ffi_is_error(result);) {
+        int done = 0, size;
+        if (!send) result = net_isend(&net, comm, from.data, LARGEST, 0, mr, &send);
+        if (!ffi_is_error(result) && send) result = net_test(&net, send, &done, &size);
+        if (done) send = NULL;
+        if (deadline_passed(&deadline)) FAIL("waited too long for the end");
+        ffi_yield();
+    }
+    CHECK_EQ(result, ncclRemoteError);
+    hear_end(socket);
+    CHECK_OK(net_dereg_mr(&net, comm, mr));
+    guarded_free(&from);
+    CHECK_OK(net_close_send(&net, comm));
+    CHECK_EQ(rnic_counts().qps, 0);
+    net_stop(&net);
+    expect_gone(at_rest);
+}
+
+static void receives_until_killed(int version, int socket, void *argument)
+{
+    struct net net;
+    uint64_t after = *(const uint64_t *)argument;
+    int dev = recovering(&net, version, 2, "2");
+    void *comm = answer(&net, dev, socket);
+    struct guarded to = guarded_new(LARGEST, 0);
+    void *mr = register_host(&net, comm, to.data, LARGEST);
+    size_t mark = log_mark();
+    for (uint64_t since = 0; since < after;) {
+        CHECK_EQ(wait_size(&net, irecv(&net, comm, to.data, LARGEST, 0, mr)), LARGEST);
+        since += log_matches_since(mark, "are not used any more") > 0;
+    }
+    kill(getpid(), SIGKILL);
+}
+
+static void killed_on_the_way(int version)
+{
+    (void)version;
+    for (uint64_t after = 1; after < 200; after += after / 2 + 1)
+        run_two(12, (struct role){"sender", sends_to_the_end, false}, (struct role){"receiver", receives_until_killed, true},
+                &after);
+}
+
 enum { BATCH = 60, BATCHES = 6, AHEAD = 16, RAILS = 3 };
 
 /* One end of many messages, AHEAD at a time, each of a size and content that both ends know. */
@@ -628,7 +696,7 @@ static void run_host(int version, int socket, bool is_sender)
 {
     struct end e = {.sends = is_sender};
     const char *count = getenv("FAILOVER_PLANS"), *first = getenv("FAILOVER_SEED");
-    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 10);
+    uint64_t seed = first ? strtoull(first, NULL, 0) : 1, last = seed + (count ? strtoull(count, NULL, 0) : 20);
     int dev = recovering(&e.net, version, RAILS, "1");
     for (; seed < last; seed++) {
         char plan[3000];
@@ -703,6 +771,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(plans_on_a_thread),
     ONCE(plans_by_steps),
     ONCE(two_hosts),
+    ONCE(killed_on_the_way),
     ONCE(two_hosts_by_plans),
     ONCE(one_end_asks),
     {0},

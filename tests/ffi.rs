@@ -555,6 +555,7 @@ programs! {
             plans_on_a_thread,
             plans_by_steps,
             two_hosts,
+            killed_on_the_way,
             two_hosts_by_plans,
             one_end_asks,
         ]
