@@ -3,8 +3,10 @@
 mod args;
 mod check;
 mod doctor;
+mod ending;
 mod forks;
 mod output;
+mod reach;
 mod settings;
 
 use clap::Parser as _;
@@ -17,6 +19,8 @@ fn main() -> ExitCode {
         args::Command::CheckProbe(options) => check::probe(&options),
         args::Command::CheckRank(options) => check::rank(&options),
         args::Command::Forks(options) => forks::run(&options),
+        args::Command::Reach(options) => reach::run(&options),
+        args::Command::ReachWorker(options) => reach::worker(&options),
         args::Command::Doctor(options) => doctor::run(&options),
         args::Command::Settings(options) => settings::run(&options),
     }
