@@ -3,6 +3,7 @@
 use crate::check::release::Version;
 use clap::{Args as Arguments, Parser, Subcommand};
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Questions about RDMA on this machine, answered by the code of the pinrail plugin.
@@ -31,6 +32,17 @@ pub enum Command {
     /// A process of a conformance case; started by `check` itself
     #[command(hide = true)]
     CheckRank(CheckProbe),
+    /// Whether every rail of every host reaches every rail of the others, with a few checked messages
+    ///
+    /// On each host runs `pinrail reach --serve`, started by the job's launcher or by hand; one more `pinrail reach`, on
+    /// any machine, names them all and tries every pair with the plugin's own transport.
+    ///
+    /// Exit status: 0 all reach all, 1 some do not, 2 it could not be told.
+    #[command(verbatim_doc_comment)]
+    Reach(Reach),
+    /// The process of a responder that uses the plugin; started by `reach --serve` itself
+    #[command(hide = true)]
+    ReachWorker(CheckProbe),
     /// Which pages of a process its forked children do not have, and which registration took them
     ///
     /// Exit status: 0 nothing is withheld but memory of the plugin and of devices (with --core-address: the address is
@@ -190,6 +202,45 @@ pub struct CheckProbe {
     /// Show all that the plugin says.
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// Options of `reach`.
+#[derive(Debug, Clone, Arguments)]
+pub struct Reach {
+    /// Hosts whose responders to ask, as host or host:port, also in lists with commas; @FILE reads a host file
+    #[arg(value_name = "HOST", required_unless_present = "serve", conflicts_with = "serve")]
+    pub hosts: Vec<String>,
+    /// Be the responder of this host, until somebody has asked it
+    #[arg(long)]
+    pub serve: bool,
+    /// Stay after somebody has asked, for the next one
+    #[arg(long, requires = "serve")]
+    pub stay: bool,
+    /// Port to serve on; 0: any, which is printed
+    #[arg(long, requires = "serve", default_value_t = crate::reach::PORT)]
+    pub port: u16,
+    /// Address to serve on [default: all]
+    #[arg(long, value_name = "ADDRESS", requires = "serve")]
+    pub bind: Option<IpAddr>,
+    /// A word that both sides must know [default: PINRAIL_REACH_KEY]
+    #[arg(long, value_name = "WORD")]
+    pub key: Option<String>,
+    /// Seconds to wait: for responders to start (default 30), or to be asked (default 600)
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub wait: Option<u64>,
+    /// Seconds that a transfer may take
+    #[arg(long, value_name = "S", default_value = "60",
+          value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub timeout: u64,
+    /// Only between rails of equal number: where the others are not meant to meet
+    #[arg(long)]
+    pub same_rail: bool,
+    /// Show all that the plugin says
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Write one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `settings`.

@@ -4,9 +4,11 @@ mod ab;
 mod args;
 mod check;
 mod doctor;
+mod ending;
 mod forks;
 mod man;
 mod output;
+mod reach;
 mod settings;
 mod status;
 
@@ -31,6 +33,8 @@ fn main() -> ExitCode {
         args::Command::CheckRank(options) => check::rank(&options),
         args::Command::Status(options) => status::run(&options),
         args::Command::Forks(options) => forks::run(&options),
+        args::Command::Reach(options) => reach::run(&options),
+        args::Command::ReachWorker(options) => reach::worker(&options),
         args::Command::Doctor(options) => doctor::run(&options),
         args::Command::Settings(options) => settings::run(&options),
     })

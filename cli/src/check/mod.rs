@@ -16,6 +16,7 @@ mod verdict;
 
 use crate::args::{Check, CheckProbe, Table};
 use crate::doctor::finding::{Finding, exit_code};
+use crate::ending;
 use crate::output::{self, Colour};
 use candidate::{Candidate, Trial};
 use conformance::{CASES, Case, Outcome, Outcomes, Part, Stage};
@@ -26,9 +27,6 @@ use release::{Naming, Release};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
-
-/// It could not be told.
-const UNKNOWN: u8 = 2;
 
 /// What NCCL is told to open.
 #[derive(Debug)]
@@ -61,13 +59,7 @@ pub fn run(options: &Check) -> ExitCode {
     }
     let report = match examine(options) {
         Ok(report) => report,
-        Err(error) => {
-            if options.json {
-                output::print(&crate::doctor::json::failure(&error.to_string(), UNKNOWN));
-            }
-            eprintln!("pinrail check: {error}");
-            return ExitCode::from(UNKNOWN);
-        }
+        Err(error) => return ending::failure("check", options.json, &error.to_string()),
     };
     let code = exit_code(&report.findings);
     if options.json {
@@ -80,24 +72,12 @@ pub fn run(options: &Check) -> ExitCode {
 
 /// The process that loads the plugin.
 pub fn probe(options: &CheckProbe) -> ExitCode {
-    match probe::serve(options.verbose) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pinrail check: {error}");
-            ExitCode::from(UNKNOWN)
-        }
-    }
+    ending::process("check", probe::serve(options.verbose))
 }
 
 /// A process of a conformance case.
 pub fn rank(options: &CheckProbe) -> ExitCode {
-    match conformance::serve(options.verbose) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pinrail check: {error}");
-            ExitCode::from(UNKNOWN)
-        }
-    }
+    ending::process("check", conformance::serve(options.verbose))
 }
 
 /// The verdict on a table that was played.

@@ -1,8 +1,9 @@
 //! The report as text for a person.
 
 use super::Report;
-use super::candidate::Candidate;
+use super::candidate::{Candidate, Use};
 use super::conformance::Outcome;
+use super::probe::End;
 use super::release::RELEASES;
 use crate::doctor::text::{clean, findings_text};
 use crate::output::{Colour, Style};
@@ -79,15 +80,28 @@ fn tables(candidate: &Candidate) -> Vec<String> {
     lines
 }
 
+/// The devices by the table that is taken, then by those tables that show them otherwise.
 fn devices(candidate: &Candidate, report: &Report) -> Vec<String> {
-    let mut lines = Vec::new();
-    let Some(version) = candidate.taken(report.release) else { return lines };
-    let Some(seen) = candidate.uses.get(&version) else { return lines };
-    lines.push(format!("  devices by v{version} ({}):", seen.name.as_deref().unwrap_or("unnamed")));
-    for (index, device) in seen.devices.iter().enumerate() {
-        lines.push(format!("    {index} {}", line(device)));
+    let Some(version) = candidate.taken(report.release) else { return Vec::new() };
+    let Some(seen) = candidate.uses.get(&version) else { return Vec::new() };
+    let mut lines = by_table(version, seen);
+    let facts = |seen: &Use| -> Vec<_> {
+        let fact = |d: &Properties| (d.name.clone(), d.port, d.speed, d.ptr_support, d.max_recvs);
+        seen.devices.iter().map(fact).collect()
+    };
+    for (other, differs) in candidate.uses.iter().rev() {
+        if differs.end == End::Done && facts(differs) != facts(seen) {
+            lines.extend(by_table(*other, differs));
+        }
     }
     lines
+}
+
+fn by_table(version: u8, seen: &Use) -> Vec<String> {
+    let name = seen.name.as_deref().unwrap_or("unnamed");
+    let devices = seen.devices.iter().enumerate();
+    let devices = devices.map(|(index, device)| format!("    {index} {}", line(device)));
+    std::iter::once(format!("  devices by v{version} ({name}):")).chain(devices).collect()
 }
 
 /// One device on one line.
