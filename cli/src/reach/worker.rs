@@ -4,6 +4,8 @@
 use super::protocol::{Answer, Host, Messages, Question, Rail};
 use nccl_net_pinrail::abi::v12;
 use nccl_net_pinrail::config::Settings;
+use nccl_net_pinrail::memory::diagnosis::Machine;
+use nccl_net_pinrail::memory::diagnosis::Machine;
 use nccl_net_pinrail::records::hostname;
 use nccl_net_pinrail::transport::device::{Device, discover};
 use nccl_net_pinrail::transport::wire;
@@ -81,8 +83,10 @@ fn rails() -> Result<Vec<Rail>> {
     let failed = |error: nccl_net_pinrail::error::Error| Failure::new("devices", error.to_string());
     let (settings, _) = Settings::from_process();
     let verbs = Verbs::load(settings.verbs_lib.as_deref()).map_err(failed)?;
+    let machine = Machine::from_settings(&settings);
     let rail = |device: &Arc<Device>| {
-        let address = device.open(&verbs).and_then(|open| device.use_over(open, &settings));
+        let address =
+            device.open(&verbs, &machine).and_then(|open| device.use_over(open, &settings));
         Rail {
             label: device.port.label.clone(),
             address: match address {
