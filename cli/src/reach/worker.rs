@@ -5,7 +5,6 @@ use super::protocol::{Answer, Host, Messages, Question, Rail};
 use nccl_net_pinrail::abi::v12;
 use nccl_net_pinrail::config::Settings;
 use nccl_net_pinrail::memory::diagnosis::Machine;
-use nccl_net_pinrail::memory::diagnosis::Machine;
 use nccl_net_pinrail::records::hostname;
 use nccl_net_pinrail::transport::device::{Device, discover};
 use nccl_net_pinrail::transport::wire;
