@@ -356,6 +356,7 @@ impl Listener {
                 Failover::new(&mut parts.lanes, flushes, &self.gate, &peer)
             })
             .flatten();
+        peer.shadow = Some(Arc::new(parts.fifo.share()));
         // With several rails every credit is asked for.
         peer.idle = self
             .transport

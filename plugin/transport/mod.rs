@@ -336,13 +336,14 @@ impl CommShared {
     ) -> Result<Self> {
         let devices: Vec<_> = rails.iter().map(|r| Arc::clone(&r.open)).collect();
         let watch = {
-            let Peer { mail, pace, first_credit, idle, .. } = &whose.peer;
+            let Peer { mail, pace, first_credit, idle, shadow, .. } = &whose.peer;
             let links = Links {
                 queues: queues.into(),
                 mail: Arc::clone(mail),
                 pace: Arc::clone(pace),
                 first_credit: first_credit.clone(),
                 idle: idle.clone(),
+                shadow: shadow.clone(),
                 failover,
             };
             transport.events.watch(channel, gate, &devices, links)?
