@@ -188,8 +188,8 @@ impl Gate {
         self.word.update(|word| passing.contains(&word).then_some(OPEN));
     }
 
-    /// How many receives the end has posted or answered, for the event thread: a store beside the word that was just
-    /// read, in a cache line that is this communicator's alone.
+    /// How many receives a sending end has answered, for the event thread: a store beside the word that was just read, in a
+    /// cache line that is this communicator's alone.
     #[inline(always)]
     pub fn note_posted(&self, count: u32) {
         self.word.second().store(count, Ordering::Relaxed);

@@ -274,6 +274,7 @@ impl Setup {
             pace: Arc::default(),
             first_credit: None,
             idle: None,
+            shadow: None,
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,

@@ -1,7 +1,7 @@
 //! When requests were posted, as the event thread saw it.
 //!
-//! Nobody reads a clock when a message is posted. The end stores how many receives it has posted or answered, and the event
-//! thread looks once in a while. So how long ago one was posted is known from one look to the next, which is all that
+//! Nobody reads a clock when a message is posted. A sending end stores how many receives it has answered, the credits of a
+//! receiving end are numbered anyway, and the event thread looks once in a while. So how long ago one was posted is known from one look to the next, which is all that
 //! matters when a device gives up after many seconds.
 
 use super::fifo::SLOTS;

@@ -281,9 +281,6 @@ impl RecvComm {
         if slot.is_waiting() {
             return Start::General;
         }
-        // Here the gate's address is at hand. If the general way has to wait, the receive is told as a little older.
-        let sequence = self.next.wrapping_add(1);
-        self.pump.gate().note_posted(sequence);
         let request = self.pool.own(index);
         if !region.contains(addr, len.into())
             || request.state() != State::FREE
@@ -293,6 +290,7 @@ impl RecvComm {
         }
         let lane = self.lanes.get(self.credits.lane(index));
         let Some(lane) = lane else { return Start::General };
+        let sequence = self.next.wrapping_add(1);
         let rkeys = region.rkeys();
         self.shadow.fill_one(index, addr, len, tag, [rkeys[0], rkeys[1]], sequence);
         self.pool.take_own(request);
@@ -384,7 +382,6 @@ impl RecvComm {
             self.board.add(board::GENERAL.start + rail(index), 1);
             self.board.add(board::POSTS.start + rail(self.credits.lane(index)), 1);
         }
-        self.pump.gate().note_posted(sequence);
         let copied = self.copies.as_ref().is_some_and(|c| c.holds(index));
         // Cannot fail: a free request was seen above and nothing took it.
         let request =

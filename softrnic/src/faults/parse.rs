@@ -37,10 +37,11 @@ pub const STATUSES: [&str; 24] = [
     "tm-rndv",
 ];
 
-const ERRNOS: [(&str, i32); 7] = [
+const ERRNOS: [(&str, i32); 8] = [
     ("ENOMEM", libc::ENOMEM),
     ("EFAULT", libc::EFAULT),
     ("EINVAL", libc::EINVAL),
+    ("ENOSPC", libc::ENOSPC),
     ("EPERM", libc::EPERM),
     ("EIO", libc::EIO),
     ("EAGAIN", libc::EAGAIN),

@@ -313,7 +313,7 @@ impl Rule {
                 2 => Some(QpMatch::Ordinal(low(w[1]))),
                 _ => return None,
             },
-            ops: (w[0] >> 48) as u16,
+            ops: (w[0] >> 48) as u16 & (REQUESTS | CALLS),
             side: if byte(w[0], 16) == 0 { Side::Local } else { Side::Remote },
             bytes: (w[2], w[3]),
             skip: w[4],
