@@ -491,6 +491,15 @@ static void plans_by_steps(int version)
     by_plans(2, "2", "stepped");
 }
 
+/* Parts of many work requests, and a record of sizes behind them. */
+static void plans_in_pieces(int version)
+{
+    (void)version;
+    setenv("SOFTRNIC_MAX_MSG_SZ", "4096", 1);
+    setenv("NCCL_IB_ADAPTIVE_ROUTING", "1", 1);
+    by_plans(2, "2", "thread");
+}
+
 /* ---- two processes ------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 400 };
@@ -770,6 +779,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(plans_on_four),
     ONCE(plans_on_a_thread),
     ONCE(plans_by_steps),
+    ONCE(plans_in_pieces),
     ONCE(two_hosts),
     ONCE(killed_on_the_way),
     ONCE(two_hosts_by_plans),

@@ -529,6 +529,7 @@ programs! {
             plans_on_four,
             plans_on_a_thread,
             plans_by_steps,
+            plans_in_pieces,
             two_hosts,
             killed_on_the_way,
             two_hosts_by_plans,
