@@ -515,6 +515,7 @@ programs! {
             second_of_two,
             one_of_four,
             several_members,
+            without_failover,
             by_turns,
             all_but_one,
             unequal_ends,
