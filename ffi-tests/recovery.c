@@ -139,6 +139,22 @@ static void several_members(int version)
     lose_and_find(12, 2, "2", MEMBERS, 1);
 }
 
+/* There is nothing to bring back where the first failed rail is the end, and that is said. */
+static void without_failover(int version)
+{
+    struct net net;
+    struct pair pair;
+    (void)version;
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "0", 1);
+    size_t mark = log_mark();
+    int dev = recovering(&net, 12, 2, "1");
+    CHECK_EQ(log_matches_since(mark, "NCCL_IB_RESILIENCY_PORT_RECOVERY=1 has no effect"), 1);
+    pair_open(&net, dev, &pair);
+    pair_message(&pair, 100000, 0, 1);
+    pair_close(&pair);
+    net_stop(&net);
+}
+
 /* Each rail in turn, so that what came back carries everything while the next is away. */
 static void by_turns(int version)
 {
@@ -491,6 +507,15 @@ static void plans_by_steps(int version)
     by_plans(2, "2", "stepped");
 }
 
+/* Parts of many work requests, and a record of sizes behind them. */
+static void plans_in_pieces(int version)
+{
+    (void)version;
+    setenv("SOFTRNIC_MAX_MSG_SZ", "4096", 1);
+    setenv("NCCL_IB_ADAPTIVE_ROUTING", "1", 1);
+    by_plans(2, "2", "thread");
+}
+
 /* ---- two processes ------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 400 };
@@ -756,6 +781,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(second_of_two),
     ONCE(one_of_four),
     ONCE(several_members),
+    ONCE(without_failover),
     ONCE(by_turns),
     ONCE(all_but_one),
     ONCE(unequal_ends),
@@ -770,6 +796,7 @@ const struct ffi_case ffi_cases[] = {
     ONCE(plans_on_four),
     ONCE(plans_on_a_thread),
     ONCE(plans_by_steps),
+    ONCE(plans_in_pieces),
     ONCE(two_hosts),
     ONCE(killed_on_the_way),
     ONCE(two_hosts_by_plans),

@@ -237,8 +237,7 @@ impl Failover {
         !self.flushes.iter().filter(|flush| flush.rail == rail).any(|flush| left(&flush))
     }
 
-    /// Nothing is left of a lane that was stopped, for the thread that moves data; and nothing of what flushed its rail, if
-    /// that failed.
+    /// Nothing is left of a lane that was stopped: every completion was seen. Called by the thread that moves data.
     pub(super) fn drained(&self, number: usize) {
         if let (Some(recovery), Some(way)) = (&self.recovery, self.way(number)) {
             way.set_drained();
@@ -247,7 +246,7 @@ impl Failover {
         }
     }
 
-    /// Nothing is left of what was posted on the queue pair that flushed a rail.
+    /// The same of the queue pair that flushed a rail, and failed.
     pub(super) fn flush_drained(&self, rail: usize) {
         if let Some(recovery) = &self.recovery {
             let flush = self.flushes.iter().filter(|flush| flush.rail == rail);
@@ -257,7 +256,7 @@ impl Failover {
         }
     }
 
-    /// Whether a queue of the device is one that lanes or flushes use now, or used at first.
+    /// Whether a queue of the device is one that lanes or flushes use.
     pub(super) fn is_queue(&self, queue: usize) -> bool {
         self.ways.iter().any(|way| way.is_queue(queue))
             || self.flushes.iter().any(|flush| flush.queue.load(Ordering::Acquire) == queue)
