@@ -8,6 +8,10 @@ FFI_OUT ?= $(FFI_DIR)../target/ffi-tests
 FFI_CFLAGS := -std=gnu11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
 	-Wshadow -fno-omit-frame-pointer -pthread
 
+# For `make asan`: what instruments the programs, and what they are linked with then.
+FFI_INSTRUMENT ?=
+FFI_RUNTIME ?=
+
 FFI_SHARED := harness payload observe net pair softrnic held forked records host traffic mill quiet
 # A CUDA driver that programs load, and a library of mlx5 devices.
 FFI_CUDA := $(FFI_OUT)/libcuda.so.1
@@ -26,10 +30,10 @@ ffi-list:
 
 $(FFI_OUT)/%.o: $(FFI_DIR)%.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
 	@mkdir -p $(FFI_OUT)
-	$(CC) $(FFI_CFLAGS) -c $< -o $@
+	$(CC) $(FFI_CFLAGS) $(FFI_INSTRUMENT) -c $< -o $@
 
 $(FFI_OUT)/%: $(FFI_OUT)/%.o $(FFI_SHARED_OBJECTS)
-	$(CC) $(FFI_CFLAGS) $^ -o $@ -ldl
+	$(CC) $(FFI_CFLAGS) $^ -o $@ $(FFI_RUNTIME) -ldl
 
 $(FFI_CUDA): $(FFI_DIR)fakecuda.c $(FFI_HEADERS) $(FFI_DIR)ffi.mk
 	@mkdir -p $(FFI_OUT)
@@ -40,3 +44,27 @@ $(FFI_MLX5): $(FFI_DIR)fakemlx5.c $(FFI_DIR)fakemlx5.map $(FFI_DIR)ffi.mk
 	$(CC) $(FFI_CFLAGS) -shared -fPIC -Wl,-soname,libmlx5.so.1 -Wl,--version-script,$(FFI_DIR)fakemlx5.map $< -o $@
 
 .PRECIOUS: $(FFI_OUT)/%.o
+
+# Every case of one version of the table under valgrind, and under AddressSanitizer and UBSan; see ffi-tests/under.
+# PROGRAMS="closing bounce" picks some.
+.PHONY: valgrind asan asan-build
+PROGRAMS ?=
+
+valgrind: dist ffi-programs
+	ffi-tests/under valgrind $(PROGRAMS)
+
+# The plugin is instrumented, and so are the programs; the standard library and softrnic are not, but what they allocate
+# and copy is watched. The compiler is the stable one, which ships the runtime and takes the option only when told that
+# it may. The runtime of the two compilers is one: rustc's.
+ASAN_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+ASAN_RUNTIME = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/$(ASAN_HOST)/lib/librustc*_rt.asan.a)
+
+asan-build: deps softrnic
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes -Copt-level=1" \
+	  cargo build --locked -p pinrail --lib --target $(ASAN_HOST) --target-dir target/asan
+	$(MAKE) --no-print-directory -s -f ffi-tests/ffi.mk FFI_OUT=target/ffi-asan \
+	  FFI_INSTRUMENT="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	  FFI_RUNTIME="-Wl,--whole-archive $(ASAN_RUNTIME) -Wl,--no-whole-archive -Wl,--export-dynamic -lrt -lm"
+
+asan: asan-build
+	ffi-tests/under asan $(PROGRAMS)

@@ -433,6 +433,23 @@ programs! {
         ],
         once: []
     }
+    stages {
+        each: [
+            connector_dies_after_each_call,
+            acceptor_dies_after_each_call,
+            sender_dies_before_a_credit,
+            sender_dies_with_a_credit,
+            sender_dies_in_a_write,
+            receiver_dies_in_a_write,
+            sender_dies_before_the_test,
+            receiver_dies_before_the_test,
+            sender_dies_in_a_flush,
+            receiver_dies_in_a_flush,
+            sender_dies_in_its_close,
+            closed_while_the_peer_is_stopped,
+        ],
+        once: []
+    }
     errors {
         each: [
             communicators_confused,
