@@ -222,7 +222,7 @@ pub struct Reach {
     /// Address to serve on [default: all]
     #[arg(long, value_name = "ADDRESS", requires = "serve")]
     pub bind: Option<IpAddr>,
-    /// A word that both sides must know [default: PINRAIL_REACH_KEY]
+    /// A word that both sides must know, or @FILE that holds it
     #[arg(long, value_name = "WORD")]
     pub key: Option<String>,
     /// Seconds to wait: for responders to start (default 30), or to be asked (default 600)

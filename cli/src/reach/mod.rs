@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 const SERVE_WAIT: u64 = 600;
 /// Seconds that responders get to start, where nobody says.
 const ASK_WAIT: u64 = 30;
-/// The variable that holds the key.
-const KEY: &str = "PINRAIL_REACH_KEY";
+/// No key is longer.
+const LONGEST_KEY: u64 = 4096;
 /// Bytes of the messages of each transfer: less than a packet, a page, more than any path's window.
 const SIZES: [usize; 3] = [1, 4096, 1 << 20];
 /// No list of hosts is longer.
@@ -85,16 +85,23 @@ pub fn worker(options: &CheckProbe) -> ExitCode {
     ending::process("reach", worker::serve(options.verbose))
 }
 
-/// What both sides must have in common.
-fn key(options: &Reach) -> String {
-    let variable = || std::env::var(KEY).unwrap_or_default();
-    options.key.clone().unwrap_or_else(variable)
+/// The word that both sides must know; empty: none.
+fn key(options: &Reach) -> Result<String> {
+    let Some(word) = &options.key else { return Ok(String::new()) };
+    let Some(file) = word.strip_prefix('@') else { return Ok(word.clone()) };
+    let bytes = plain::read(Path::new(file), LONGEST_KEY)
+        .map_err(|error| Failure::usage(format!("--key @{file}: {error}")))?;
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    if text.is_empty() {
+        return Err(Failure::usage(format!("--key @{file}: there is no word in it")));
+    }
+    Ok(text)
 }
 
 fn examine(options: &Reach) -> Result<Report> {
     let places = places(&options.hosts)?;
     let wait = Duration::from_secs(options.wait.unwrap_or(ASK_WAIT));
-    let (key, deadline) = (key(options), Instant::now() + wait);
+    let (key, deadline) = (key(options)?, Instant::now() + wait);
     // All at once: one that is not there must not cost the others its time.
     let reached: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = places

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ pub fn run(options: &Reach) -> Result<u8> {
     listener
         .set_nonblocking(true)
         .map_err(|error| Failure::io("listen", "a non-blocking socket", &error))?;
-    let key = super::key(options);
+    let key = super::key(options)?;
     if key.is_empty() && !address.ip().is_loopback() {
         eprintln!(
             "pinrail reach: no --key: whoever reaches {address} may ask this host to move test messages"
@@ -52,7 +52,7 @@ pub fn run(options: &Reach) -> Result<u8> {
         key,
         verbose: options.verbose,
         strangers: AtomicUsize::new(0),
-        busy: AtomicUsize::new(0),
+        busy: AtomicBool::new(false),
     };
     let door = Arc::new(door);
     let (over, ended) = channel();
@@ -68,7 +68,7 @@ pub fn run(options: &Reach) -> Result<u8> {
             Some(_) => deadline = Instant::now() + patience,
             None => {}
         }
-        if door.busy.load(Ordering::Acquire) == 0 && Instant::now() >= deadline {
+        if !door.busy.load(Ordering::Acquire) && Instant::now() >= deadline {
             let seconds = patience.as_secs();
             return Err(Failure::new("listen", format!("nobody came within {seconds} s")));
         }
@@ -96,7 +96,16 @@ struct Door {
     key: String,
     verbose: bool,
     strangers: AtomicUsize,
-    busy: AtomicUsize,
+    busy: AtomicBool,
+}
+
+/// Somebody is being served.
+struct Busy<'a>(&'a Door);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::Release);
+    }
 }
 
 impl Door {
@@ -113,11 +122,13 @@ impl Door {
             door.strangers.fetch_sub(1, Ordering::AcqRel);
             match greeted {
                 Ok(true) => {
+                    // Whatever becomes of the session, the next one finds the door open.
+                    let busy = Busy(&door);
                     let ended = session(&mut stream, door.verbose);
                     if let Err(error) = &ended {
                         eprintln!("pinrail reach: {from}: {error}");
                     }
-                    door.busy.store(0, Ordering::Release);
+                    drop(busy);
                     // The command may have ended already.
                     let _ = over.send(u8::from(ended.is_err()));
                 }
@@ -150,7 +161,7 @@ impl Door {
                         env!("CARGO_PKG_VERSION"),
                         wire::VERSION
                     ))
-                } else if self.busy.swap(1, Ordering::AcqRel) != 0 {
+                } else if self.busy.swap(true, Ordering::AcqRel) {
                     write(stream, &Answer::Busy, deadline)?;
                     return Err(std::io::Error::other("somebody else is asking this host"));
                 } else {

@@ -19,7 +19,7 @@ fn dist(name: &str) -> PathBuf {
         .unwrap_or_else(|_| panic!("dist/{name} is missing: run make before cargo test"))
 }
 
-/// A file with a fault plan.
+/// A file with a text, such as a fault plan.
 fn plan(name: &str, text: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, text).unwrap();
@@ -43,7 +43,6 @@ fn pinrail(fabric: &str) -> Command {
         // A lost request is noticed at once.
         .env("SOFTRNIC_RETRY_MS", "50")
         .env("HOME", "/nonexistent")
-        .env_remove("PINRAIL_REACH_KEY")
         .env_remove("SOFTRNIC_FAULTS")
         .stdin(Stdio::null());
     command
