@@ -215,6 +215,14 @@ fn what_makes_a_comparison_worthless_is_a_problem() {
         ("no table", LOG.to_owned(), "unknown", "A", "there is no table", 2),
         ("one host", format!("{within}{TABLE}"), "unknown", "A", "NCCL_P2P_DISABLE=1", 2),
         (
+            "other parameters",
+            format!("echo \"# nThread 1 iters: 2$NCCL_NET\"\n{LOG}{TABLE}"),
+            "advice",
+            "",
+            "runs measured differently: nThread 1 iters: 2IB | nThread 1 iters: 2pinrail",
+            0,
+        ),
+        (
             "a row that ends early",
             format!(
                 "{LOG}{TABLE}\necho '           4             1     float     sum      -1'\nrow 4 1 1.00 1.00 0"

@@ -6,6 +6,7 @@ use super::plot::{Line, Mark, Plot, Scale, escaped, figure_of};
 use super::row::Series;
 use super::side::differences;
 use super::study::{Level, Study};
+use super::text::measured;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -81,6 +82,9 @@ fn write_page(study: &Study, out: &mut String) -> std::fmt::Result {
         study.asked
     )?;
     writeln!(out, "<p><code>{}</code></p>", escaped(&study.shown_command()))?;
+    if !study.parameters.is_empty() {
+        writeln!(out, "<p class=\"soft\">{}</p>", escaped(&measured(study)))?;
+    }
     remarks(study, out)?;
     sides(study, out)?;
     summary(study, out)?;

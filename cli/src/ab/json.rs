@@ -100,6 +100,8 @@ pub fn document(study: &Study) -> String {
         "exit_code": study.code(),
         "verdict": study.verdict(),
         "command": study.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>(),
+        "parameters": study.parameters,
+        "nccl_tests": study.releases,
         "a": sides(0),
         "b": sides(1),
         "rounds": { "asked": study.asked, "whole": study.whole_rounds() },

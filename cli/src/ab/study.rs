@@ -9,6 +9,7 @@ use super::row::Row;
 use super::side::{Plugin, Side, Used};
 use super::table::Table;
 use crate::args::Ab;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -80,6 +81,10 @@ pub struct Study {
     pub logs: [Log; 2],
     /// The networks that were used as they should have been.
     pub networks: [Option<String>; 2],
+    /// How the runs measured, as the program says it; more than one where they differ.
+    pub parameters: BTreeSet<String>,
+    /// Releases of nccl-tests.
+    pub releases: BTreeSet<String>,
     /// Every run, in the order in which they were made.
     pub runs: Vec<Run>,
     /// What must be known.
@@ -105,6 +110,8 @@ impl Study {
             began: SystemTime::now(),
             logs: Default::default(),
             networks: Default::default(),
+            parameters: BTreeSet::new(),
+            releases: BTreeSet::new(),
             runs: Vec::new(),
             remarks: Vec::new(),
             points: Vec::new(),
@@ -189,6 +196,8 @@ impl Study {
                 }
             };
         }
+        self.parameters.extend(table.parameters);
+        self.releases.extend(table.release);
         let mut rows = table.rows;
         let mut bounds = table.out_of_bounds;
         if let Some(path) = table.json.filter(|_| well) {
@@ -272,6 +281,10 @@ impl Study {
         } else if whole < self.asked as usize {
             let what = format!("only {whole} of {} rounds have figures of both sides", self.asked);
             about_all(Level::Note, what);
+        }
+        if self.parameters.len() > 1 {
+            let all: Vec<&str> = self.parameters.iter().map(String::as_str).collect();
+            about_all(Level::Note, format!("runs measured differently: {}", all.join(" | ")));
         }
         let lone = self.points.iter().filter(|point| point.ratio.is_none()).count();
         if whole > 0 && lone > 0 {

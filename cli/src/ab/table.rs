@@ -76,6 +76,10 @@ pub struct Table {
     pub odd: u32,
     /// How often the program counts results as wrong, from its last lines.
     pub out_of_bounds: Option<u64>,
+    /// What the program says about how it measures: sizes, warm-up and iterations.
+    pub parameters: Option<String>,
+    /// The release of nccl-tests, where it says so.
+    pub release: Option<String>,
     /// Where the program says that it writes the same as JSON.
     pub json: Option<String>,
 }
@@ -136,6 +140,13 @@ impl Table {
                 (Some(before), Some(now)) => Some(u64::saturating_add(before, now)),
                 (before, now) => now.or(before),
             };
+        }
+        if text.starts_with("nThread ") {
+            let parameters = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            self.parameters.get_or_insert(parameters);
+        }
+        if let Some(rest) = text.strip_prefix("nccl-tests version ") {
+            self.release = rest.split_whitespace().next().map(str::to_owned);
         }
         if let Some(path) = text.strip_prefix("Writing JSON output to ") {
             self.json = Some(path.trim().to_owned());

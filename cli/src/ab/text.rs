@@ -22,6 +22,9 @@ pub fn report(study: &Study, colour: Colour) -> String {
         study.whole_rounds(),
         study.asked
     );
+    if !study.parameters.is_empty() {
+        out += &format!("{}\n", printable_whole(&measured(study)));
+    }
     for remark in &study.remarks {
         let (word, style) = match remark.level {
             Level::Problem => ("PROBLEM", Style::Bad),
@@ -42,6 +45,12 @@ pub fn report(study: &Study, colour: Colour) -> String {
         out += &format!("\nwritten: {}\n", page.display());
     }
     out
+}
+
+/// How the program measured.
+pub fn measured(study: &Study) -> String {
+    let releases = study.releases.iter().map(|release| format!("nccl-tests {release}"));
+    releases.chain(study.parameters.iter().cloned()).collect::<Vec<_>>().join("; ")
 }
 
 /// The last lines of runs that failed.

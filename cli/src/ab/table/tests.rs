@@ -30,6 +30,9 @@ fn releases_before_2_13_print_a_deviation() {
     assert_eq!(shape(&table), whole(&SIZES, UNCOUNTED));
     assert!(table.rows.iter().all(|row| row.label == "float sum"), "{:?}", table.rows);
     assert_eq!((table.odd, table.out_of_bounds), (0, Some(0)));
+    let parameters = table.parameters.as_deref().unwrap();
+    assert!(parameters.ends_with("warmup iters: 5 iters: 20 validation: 1"), "{parameters}");
+    assert_eq!(table.release, None);
     let last = table.rows.last().unwrap();
     assert!(last.time_us.unwrap() > 90_000.0 && last.bandwidth_gbs.unwrap() > 15.0, "{last:?}");
 
@@ -52,6 +55,9 @@ fn timestamps_and_figures_of_single_iterations_are_passed_over() {
     let table = read(include_str!("../samples/2.19.txt"));
     assert_eq!(shape(&table), whole(&SIZES, [true; 4]));
     assert_eq!(table.json.as_deref(), Some("/tmp/nowhere/result.json"));
+    assert_eq!(table.release.as_deref(), Some("2.19.6"));
+    let parameters = table.parameters.as_deref().unwrap();
+    assert!(parameters.contains("warmup iters: 1 iters: 20 agg iters: 1"), "{parameters}");
     assert_eq!((table.odd, table.out_of_bounds), (0, Some(0)));
 
     let table = read(include_str!("../samples/2.19-each.txt"));
