@@ -1,7 +1,7 @@
 //! `pinrail check`: whether NCCL would use a network plugin, and what it would see.
 //!
 //! [`release`] knows what each NCCL looks for; [`probe`] loads the plugin in a process of its own; [`candidate`] keeps
-//! what was tried; [`elf`] and [`place`] explain what the loader refuses; [`verdict`] draws the conclusions; [`text`] and
+//! what was tried; [`refusal`], with [`elf`] and [`place`], explains what the loader refuses; [`verdict`] draws the conclusions; [`text`] and
 //! [`json`] show them. [`conformance`] plays the rules of the interface.
 
 mod candidate;
@@ -10,6 +10,7 @@ mod elf;
 mod json;
 mod place;
 mod probe;
+mod refusal;
 pub mod release;
 mod text;
 mod verdict;

@@ -3,6 +3,7 @@
 mod close;
 mod connect;
 mod data;
+mod flow;
 mod group;
 mod load;
 mod register;
@@ -76,10 +77,10 @@ cases! {
     would_block in data by 2: "isend returns where nobody receives yet, and loses nothing";
     post_order in data by 2: "messages of one tag match receives in the order of posting";
     many_in_flight in data by 2: "as many receives as NCCL posts can be in flight, and their sends";
-    optional_completion in data by 2: "a receive whose completion is optional has a request all the same";
-    both_directions in data by 2: "connections in both directions move at once, driven by one thread";
-    another_thread in data by 2: "one thread connects and closes, another one moves the data";
-    flush in data by 2: "a flush of received data ends, or has nothing to wait for";
+    optional_completion in flow by 2: "a receive whose completion is optional has a request all the same";
+    both_directions in flow by 2: "connections in both directions move at once, driven by one thread";
+    another_thread in flow by 2: "one thread connects and closes, another one moves the data";
+    flush in flow by 2: "a flush of received data ends, or has nothing to wait for";
     multi_receive in group by 2: "receives of several members match sends by tag, in any order of sending";
     later_tags in group by 2: "a send for a later receive waits, or arrives there";
     registration_ranges in register by 2: "memory of any address and length can be registered and used";
