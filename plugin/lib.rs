@@ -15,6 +15,7 @@ pub mod config;
 pub mod cuda;
 #[deny(unsafe_code)]
 pub mod error;
+mod glibc;
 #[deny(unsafe_code)]
 pub mod host;
 pub mod library;
