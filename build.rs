@@ -6,6 +6,14 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl-net-pinrail.so");
+    println!("cargo:rerun-if-changed=build.rs");
+    let target = |what: &str| env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
+    if (target("ENV"), target("ARCH")) == ("gnu".into(), "x86_64".into()) {
+        // Where glibc before 2.34 has the names of plugin/glibc.rs.
+        println!(
+            "cargo:rustc-cdylib-link-arg=-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--pop-state"
+        );
+    }
     println!("cargo:rerun-if-changed=plugin/capi.rs");
     println!("cargo:rerun-if-changed=cbindgen.toml");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

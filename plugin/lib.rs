@@ -16,6 +16,8 @@ pub mod config;
 pub mod cuda;
 #[deny(unsafe_code)]
 pub mod error;
+
+mod glibc;
 pub mod hint;
 #[deny(unsafe_code)]
 pub mod host;
