@@ -62,6 +62,8 @@ ASAN_RUNTIME = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/$(ASAN_HOST
 asan-build: deps softrnic
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes -Copt-level=1" \
 	  cargo build --locked -p pinrail --lib --target $(ASAN_HOST) --target-dir target/asan
+	@mkdir -p target/ffi-asan
+	@cp target/asan/$(ASAN_HOST)/debug/libnccl_net_pinrail.so target/ffi-asan/libnccl-net-pinrail.so
 	$(MAKE) --no-print-directory -s -f ffi-tests/ffi.mk FFI_OUT=target/ffi-asan \
 	  FFI_INSTRUMENT="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  FFI_RUNTIME="-Wl,--whole-archive $(ASAN_RUNTIME) -Wl,--no-whole-archive -Wl,--export-dynamic -lrt -lm"
