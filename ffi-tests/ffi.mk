@@ -60,8 +60,12 @@ ASAN_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 ASAN_RUNTIME = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/$(ASAN_HOST)/lib/librustc*_rt.asan.a)
 
 asan-build: deps softrnic
+	@test -n "$(ASAN_RUNTIME)" || { echo "the toolchain of $$(rustc --version) has no runtime for AddressSanitizer on \
+	  $(ASAN_HOST): use one of rustup's for x86-64 Linux" >&2; exit 1; }
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes -Copt-level=1" \
 	  cargo build --locked -p pinrail --lib --target $(ASAN_HOST) --target-dir target/asan
+	@mkdir -p target/ffi-asan
+	@cp target/asan/$(ASAN_HOST)/debug/libnccl_net_pinrail.so target/ffi-asan/libnccl-net-pinrail.so
 	$(MAKE) --no-print-directory -s -f ffi-tests/ffi.mk FFI_OUT=target/ffi-asan \
 	  FFI_INSTRUMENT="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  FFI_RUNTIME="-Wl,--whole-archive $(ASAN_RUNTIME) -Wl,--no-whole-archive -Wl,--export-dynamic -lrt -lm"
