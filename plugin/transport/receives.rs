@@ -35,19 +35,11 @@ impl RecvLane {
         Self { lane, consumed: 0, refill: receives(index), used: false }
     }
 
-    /// A receive was consumed; the last of a batch is replaced with the whole batch.
+    /// A receive was consumed; the last of a batch is replaced with the whole batch, which is counted.
     #[inline(always)]
-    pub(super) fn consume(&mut self) -> Result<(), i32> {
+    pub(super) fn consume(&mut self, board: &Board) -> Result<(), i32> {
         self.consumed += 1;
-        if self.consumed == RECV_BATCH { self.refill() } else { Ok(()) }
-    }
-
-    /// Counts the batch that the last [`Self::consume`] posted, if it did.
-    pub(super) fn count_refill(&self, board: &Board) {
-        if self.consumed == 0 {
-            let rail = self.lane.rail % MAX_RAILS;
-            board.add(word::POSTS.start + rail, RECV_BATCH.into());
-        }
+        if self.consumed == RECV_BATCH { self.refill(board) } else { Ok(()) }
     }
 
     /// Whether the next receive to be consumed is the last of a batch.
@@ -58,10 +50,12 @@ impl RecvLane {
 
     #[cold]
     #[inline(never)]
-    fn refill(&mut self) -> Result<(), i32> {
+    fn refill(&mut self, board: &Board) -> Result<(), i32> {
         self.consumed = 0;
         self.used = true;
-        self.lane.qp().post_recv(&mut self.refill)
+        self.lane.qp().post_recv(&mut self.refill)?;
+        board.add(word::POSTS.start + self.lane.rail % MAX_RAILS, RECV_BATCH.into());
+        Ok(())
     }
 
     /// Whether any data came this way.
