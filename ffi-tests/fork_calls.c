@@ -99,6 +99,10 @@ static void refuse_everything(struct desk *desk, struct open *open)
     CHECK_REFUSED(net_irecv(net, desk->pair.recv, 1, &data, &size, &tag, &desk->to_mr, &out));
     out = NULL;
     CHECK_REFUSED(net_iflush(net, desk->pair.recv, 1, &data, &sizes, &desk->to_mr, &out));
+    /* One that has nothing to flush waits for nothing, here too. */
+    sizes = 0;
+    CHECK_OK(net_iflush(net, desk->pair.recv, 1, &data, &sizes, &desk->to_mr, &out));
+    CHECK_PTR(out, NULL);
     void *const requests[] = {open->receive, open->complete, open->flush};
     for (int i = 0; i < 3; i++) {
         for (int twice = 0; twice < 2; twice++) CHECK_REFUSED(net_test(net, requests[i], &done, NULL));

@@ -23,7 +23,8 @@ int records(char *text, size_t room)
     int count = scandir(folder, &names, NULL, versionsort), found = 0;
     CHECK(count >= 0);
     for (int i = 0; i < count; i++) {
-        if (names[i]->d_name[0] == '.') continue;
+        /* The status of all connections comes with a failure; what a test asks for is the failure. */
+        if (names[i]->d_name[0] == '.' || strncmp(names[i]->d_name, "pinrail-status-", 15) == 0) continue;
         char path[400];
         struct stat status;
         snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);

@@ -9,7 +9,7 @@
   fail                  closes the receiving end and sends all the same
   close                 all connections
   churn COUNT           opens and closes a connection so many times
-  fork                  a child that does nothing until the input ends
+  fork                  a child that does nothing until its parent ends
 
 Answers each with one JSON line. Ends with its input.
 """
@@ -146,9 +146,12 @@ def main():
             for _ in range(numbers[0]):
                 Connection().close()
         elif word == "fork":
+            # The input is the parent's: the child waits for the parent's end of a pipe to go with it.
+            reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
-                sys.stdin.read()
+                os.close(writing)
+                os.read(reading, 1)
                 os._exit(0)
             answer["pid"] = child
         print(json.dumps({"did": word, **answer}), flush=True)

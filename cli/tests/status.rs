@@ -120,7 +120,7 @@ impl Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        // It may have ended already. Its child ends with its input.
+        // It may have ended already. Its child ends with it.
         self.input = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -244,10 +244,7 @@ fn messages_and_bytes_are_those_that_the_program_counted() {
     assert_eq!((all, &flushes["begun"]), (100, &flushes["completed"]));
 
     let shown = told(&[&pid], 0);
-    assert!(
-        shown.contains(&format!("1712 messages, ")) && shown.contains("nothing is wrong"),
-        "{shown}"
-    );
+    assert!(shown.contains("1712 messages, ") && shown.contains("nothing is wrong"), "{shown}");
     // Latencies are in seconds as soon as the process looked at both clocks.
     let known = |end: &Value| end["latency"][1]["p50_nanoseconds"].as_f64();
     let p50 = until("the pace of the ticks", || known(&ends(&json(&[&pid], 0))[0]));
@@ -279,7 +276,7 @@ fn what_an_end_waits_for_and_since_when() {
         (out.status.code() == Some(1)).then(|| {
             let shown = text(&out.stdout);
             assert!(
-                shown.contains("waits for completion of 1 receives: the peer's data for"),
+                shown.contains("waits for completion of 1 receive: the peer's data for"),
                 "{shown}"
             );
         })
@@ -335,7 +332,8 @@ fn all_processes_of_this_user_are_found() {
     let document: Value = serde_json::from_slice(&out.stdout).expect("JSON");
     let found = document["processes"].as_array().expect("a list");
     for mover in &movers {
-        let one = found.iter().find(|one| one["pid"].to_string() == mover.pid()).expect("found");
+        let pid = Value::from(mover.child.id());
+        let one = found.iter().find(|one| one["pid"] == pid).expect("found");
         assert_eq!(one["state"], "read");
     }
 }

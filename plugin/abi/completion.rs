@@ -51,30 +51,23 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
 unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
-    if request.state() == State::DONE && request.is_plain() {
+    if request.state() == State::DONE && request.is_of_receive() {
         request.put_own();
         // SAFETY: the pointers are those of this test; a receive's own has one member.
         unsafe { write_one(request, done, sizes) };
         return SUCCESS;
     }
+    if request.state() == State::TIMED {
+        // SAFETY: as for this function.
+        return unsafe { test_timed(request, done, sizes) };
+    }
     if request.state() == State::DONE {
         // Before it goes back: its place in the free list takes the number's.
         let members = request.members();
-        let timed = request.is_of_receive();
         // SAFETY: a complete request belongs to a live communicator.
         match unsafe { objects::owner_of(request) } {
-            Some(Owner::Send(comm)) => {
-                if timed {
-                    comm.pick_up();
-                }
-                comm.put(request);
-            }
-            Some(Owner::Recv(comm)) => {
-                if timed {
-                    comm.pick_up();
-                }
-                comm.put(request);
-            }
+            Some(Owner::Send(comm)) => comm.put(request),
+            Some(Owner::Recv(comm)) => comm.put(request),
             None => {}
         }
         // SAFETY: the pointers are those of this test.
@@ -86,6 +79,21 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
     unsafe { test_general(request, done, sizes) }
 }
 
+/// A test of a request that another test has seen complete, and whose time is being taken. It is a receive's own.
+#[inline(never)]
+unsafe fn test_timed(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+    // SAFETY: a complete request belongs to a live communicator.
+    match unsafe { objects::owner_of(request) } {
+        Some(Owner::Send(comm)) => comm.pick_up(),
+        Some(Owner::Recv(comm)) => comm.pick_up(),
+        None => {}
+    }
+    request.put_own();
+    // SAFETY: the pointers are those of this test; a receive's own has one member.
+    unsafe { write_one(request, done, sizes) };
+    SUCCESS
+}
+
 /// Goes on with a test whose poll found something.
 #[inline(never)]
 unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
@@ -95,7 +103,7 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
         Some(Owner::Send(comm)) if found == 1 => {
             if !comm.settle::<false>(0) {
                 // SAFETY: as for this function.
-                return unsafe { test_found_several(request, found) };
+                return unsafe { test_found_one(request) };
             }
             if request.state() == State::DONE {
                 request.put_own();
@@ -107,7 +115,7 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
         Some(Owner::Recv(comm)) if found == 1 => {
             if !comm.settle::<false>(0) {
                 // SAFETY: as for this function.
-                return unsafe { test_found_several(request, found) };
+                return unsafe { test_found_one(request) };
             }
             if request.state() != State::DONE {
                 return SUCCESS;
@@ -128,6 +136,36 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
         // SAFETY: as for this function.
         _ => unsafe { test_found_several(request, found) },
     }
+}
+
+/// Goes on with a test whose poll found one completion that is not done with at once: the last of a batch, one whose time
+/// is being taken, or an unusual one.
+#[inline(never)]
+unsafe fn test_found_one(request: &Request) -> NcclResult {
+    // SAFETY: a pending request, by the caller; see there.
+    let settled = match unsafe { objects::owner_of(request) } {
+        Some(Owner::Send(comm)) => comm.settle::<true>(0),
+        Some(Owner::Recv(comm)) => comm.settle::<true>(0),
+        None => false,
+    };
+    if !settled {
+        // SAFETY: as for this function.
+        return unsafe { test_found_several(request, 1) };
+    }
+    if request.is_pending() {
+        return SUCCESS;
+    }
+    if request.is_of_receive() {
+        request.put_own();
+        // SAFETY: the answer's pointers were given to this test; a receive's own has one member.
+        unsafe { answer_one(request) };
+        return SUCCESS;
+    }
+    let (done, sizes) = request.answer();
+    let done = std::ptr::with_exposed_provenance_mut(done);
+    let sizes = std::ptr::with_exposed_provenance_mut(sizes);
+    // SAFETY: as the module text says.
+    unsafe { test_settled(request, done, sizes) }
 }
 
 /// Goes on with a test whose poll found several completions, or an unusual one.

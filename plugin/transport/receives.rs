@@ -64,25 +64,17 @@ impl RecvLane {
         self.lane.renew(qp)
     }
 
-    /// A receive was consumed; the last of a batch is replaced with the whole batch.
+    /// A receive was consumed; the last of a batch is replaced with the whole batch, which is counted.
     #[inline(always)]
-    pub(super) fn consume(&mut self) -> Result<(), i32> {
+    pub(super) fn consume(&mut self, board: &Board) -> Result<(), i32> {
         self.left -= 1;
-        if self.left == 0 { self.refill() } else { Ok(()) }
+        if self.left == 0 { self.refill(board) } else { Ok(()) }
     }
 
     /// A receive was consumed that is not the last of a batch.
     #[inline(always)]
     pub(super) fn consume_early(&mut self) {
         self.left -= 1;
-    }
-
-    /// Counts the batch that the last [`Self::consume`] posted, if it did.
-    pub(super) fn count_refill(&self, board: &Board) {
-        if self.left == self.batch {
-            let rail = self.lane.rail % MAX_RAILS;
-            board.add(word::POSTS.start + rail, self.batch.into());
-        }
     }
 
     /// Whether the next receive to be consumed is the last of a batch.
@@ -93,10 +85,12 @@ impl RecvLane {
 
     #[cold]
     #[inline(never)]
-    fn refill(&mut self) -> Result<(), i32> {
+    fn refill(&mut self, board: &Board) -> Result<(), i32> {
         self.left = self.batch;
         self.refills = self.refills.wrapping_add(1);
-        self.lane.qp().post_recv(&mut self.refill)
+        self.lane.qp().post_recv(&mut self.refill)?;
+        board.add(word::POSTS.start + self.lane.rail % MAX_RAILS, self.batch.into());
+        Ok(())
     }
 
     /// Receives posted beside those that there were at first, modulo 2^32.

@@ -270,15 +270,9 @@ impl RecvComm {
         optional: bool,
         hand_out: impl FnOnce(&Request),
     ) -> Start {
-        if !self.pump.gate().is_open() {
-            return Start::General;
-        }
-        if is_sampled(self.next) {
-            self.board.counters().begin_receive();
-        }
         let index = self.next as usize % SLOTS;
         let slot = &mut self.slots[index];
-        if slot.is_waiting() {
+        if !self.pump.gate().is_open() || slot.is_waiting() {
             return Start::General;
         }
         let request = self.pool.own(index);
@@ -300,7 +294,12 @@ impl RecvComm {
         }
         hand_out(request);
         slot.await_one(sequence, len);
-        self.board.add(board::POSTED, 1);
+        let counters = self.board.counters();
+        counters.add(board::POSTED, 1);
+        // Late, so that little is kept for it.
+        if index == 0 && is_sampled(self.next) {
+            counters.begin_receive();
+        }
         self.next = sequence;
         match self.credits.post(index, &lane.lane) {
             Ok(()) => Start::Started,
@@ -372,6 +371,9 @@ impl RecvComm {
         let told = self.tell(index, &parents[..count]);
         if let Err(errno) = self.post_credit(index, count) {
             return Err(self.post_failed("ibv_post_send", errno));
+        }
+        if is_sampled(self.next) {
+            self.board.counters().begin_receive();
         }
         self.next = sequence;
         self.board.add(board::POSTED, 1);
@@ -580,7 +582,10 @@ impl RecvComm {
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
         self.flushes.skipped += 1;
-        self.board.add(board::SKIPPED_FLUSHES, 1);
+        // A forked child may come here, and has no board.
+        if self.pump.gate().state() != GateState::Forked {
+            self.board.add(board::SKIPPED_FLUSHES, 1);
+        }
     }
 
     /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
@@ -609,8 +614,8 @@ impl RecvComm {
             return false;
         }
         let (imm, mut bytes) = (wc.imm(), wc.byte_len());
-        // The test for the first one uses what this leaves behind.
-        let index = plain(Imm(imm).sequence().wrapping_sub(1) as usize) % SLOTS;
+        // As for others; the sequence is in the lowest bits. The test for slot 0 uses what this leaves behind.
+        let index = plain((imm as usize).wrapping_sub(1)) % SLOTS;
         let counters = self.board.counters();
         if !THOROUGH && index == 0 && counters.is_timed() {
             return false;
@@ -632,13 +637,18 @@ impl RecvComm {
         // Several rails never come this way.
         counters.add(board::COMPLETED, 1);
         counters.add(board::BYTES.start, bytes.into());
-        if THOROUGH && index == 0 {
-            counters.arrive(own.is_pending());
-        }
         if own.is_pending() {
             own.set_size(0, bytes);
-            own.complete();
+            if THOROUGH && index == 0 && counters.is_timed() {
+                counters.arrive(true);
+                own.complete_timed();
+            } else {
+                own.complete();
+            }
         } else if let Some(request) = self.pool.get(slot.request) {
+            if THOROUGH && index == 0 {
+                counters.arrive(false);
+            }
             slot.request = NO_REQUEST;
             request.set_size(0, bytes);
             request.complete();
@@ -647,9 +657,8 @@ impl RecvComm {
             lane.consume_early();
             return true;
         }
-        match lane.consume() {
-            Ok(()) => lane.count_refill(&self.board),
-            Err(errno) => self.late_failure("ibv_post_recv", errno),
+        if let Err(errno) = lane.consume(&self.board) {
+            self.late_failure("ibv_post_recv", errno);
         }
         true
     }
@@ -715,10 +724,8 @@ impl RecvComm {
 
     /// A receive of a lane was consumed.
     fn consumed(&mut self, lane: usize) -> Result<(), Fault> {
-        let posted = self
-            .lanes
-            .get_mut(lane)
-            .map_or(Ok(()), |lane| lane.consume().inspect(|()| lane.count_refill(&self.board)));
+        let board = &self.board;
+        let posted = self.lanes.get_mut(lane).map_or(Ok(()), |lane| lane.consume(board));
         match posted {
             Err(errno) if !self.is_stopped(lane) => Err(self.post_failed("ibv_post_recv", errno)),
             _ => Ok(()),

@@ -25,6 +25,8 @@ impl State {
     pub const PENDING_RAILS: Self = Self(0x5052_5112);
     /// Complete and not yet tested.
     pub const DONE: Self = Self(0x5052_5101);
+    /// The same, and the time until its test is taken.
+    pub const TIMED: Self = Self(0x5052_5102);
     /// Not in use and not to be used.
     pub const WITHHELD: Self = Self(0x5052_50e0);
 }
@@ -112,12 +114,6 @@ impl Request {
         usize::from(self.index) < SLOTS
     }
 
-    /// The same, and nobody takes its time.
-    #[inline(always)]
-    pub fn is_plain(&self) -> bool {
-        usize::from(self.index.wrapping_sub(1)) < SLOTS - 1
-    }
-
     /// Whether it belongs to something.
     #[inline(always)]
     pub fn is_own(&self) -> bool {
@@ -164,6 +160,12 @@ impl Request {
     #[inline(always)]
     pub fn complete(&self) {
         self.state.set(State::DONE);
+    }
+
+    /// The same, and its time is being taken.
+    #[inline]
+    pub fn complete_timed(&self) {
+        self.state.set(State::TIMED);
     }
 
     /// One part of several is complete; the last completes the request.
@@ -313,7 +315,7 @@ impl RequestPool {
     pub fn finish(&self, index: u16) -> Option<Outcome> {
         let request = self.get(index)?;
         match request.state() {
-            State::DONE => {
+            State::DONE | State::TIMED => {
                 let members = request.members();
                 self.put(request);
                 Some(Outcome::Done(members))
@@ -335,7 +337,10 @@ impl RequestPool {
 
     /// Requests given out.
     pub fn in_use(&self) -> usize {
-        self.all.iter().filter(|r| r.is_pending() || r.state() == State::DONE).count()
+        self.all
+            .iter()
+            .filter(|r| r.is_pending() || matches!(r.state(), State::DONE | State::TIMED))
+            .count()
     }
 }
 

@@ -468,6 +468,9 @@ impl SendComm {
                 return false;
             }
             counters.arrive(true);
+            counters.add(board::COMPLETED, 1);
+            self.pool.own(slot).complete_timed();
+            return true;
         }
         self.pool.own(slot).complete();
         counters.add(board::COMPLETED, 1);

@@ -190,13 +190,11 @@ impl<'a> Withheld<'a> {
             |own: bool| records.iter().filter(move |record| (record.kind == Kind::Own) == own);
         let own = covered(whole, of_kind(true).map(|record| record.range.clone()));
         let pages = records.iter().map(|record| whole_pages(&record.range, page));
-        let explained = covered(whole, pages);
         let bytes = whole.end - whole.start;
+        let explained = if is_status(mapping) { bytes } else { covered(whole, pages) };
         let owner = if is_device(mapping) {
             Owner::Device
-        } else if is_status(mapping) {
-            Owner::Pinrail
-        } else if own == bytes {
+        } else if own == bytes || is_status(mapping) {
             Owner::Pinrail
         } else if explained == bytes {
             Owner::Given

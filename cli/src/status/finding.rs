@@ -100,15 +100,19 @@ pub fn waits(end: &End) -> String {
     match (end.wait, end.direction) {
         (Wait::Nothing, _) => "waits for nothing".into(),
         (Wait::Credit, _) => "waits for credit: the peer has not posted the receive".into(),
-        (Wait::Completion, Direction::Send) => {
-            format!("waits for completion of {receives} sends: the network or the peer's device")
-        }
+        (Wait::Completion, Direction::Send) => format!(
+            "waits for completion of {}: the network or the peer's device",
+            counted(receives, "send", "sends")
+        ),
         (Wait::Completion, Direction::Receive) => {
-            format!("waits for completion of {receives} receives: the peer's data")
+            format!(
+                "waits for completion of {}: the peer's data",
+                counted(receives, "receive", "receives")
+            )
         }
         (Wait::Flush, _) => format!(
-            "waits for {} flushes: this host's device and its way to the GPU",
-            end.flushes.saturating_sub(end.flushed)
+            "waits for {}: this host's device and its way to the GPU",
+            counted(end.flushes.saturating_sub(end.flushed), "flush", "flushes")
         ),
     }
 }
@@ -123,6 +127,11 @@ fn meaning(state: GateState) -> &'static str {
         GateState::Forked => "its board makes no sense",
         _ => "see the process's log",
     }
+}
+
+/// A number of things.
+pub fn counted(number: u64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
 }
 
 /// A time for people.

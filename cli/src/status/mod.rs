@@ -1,10 +1,11 @@
 //! `pinrail status`: what the connections of running processes do.
 //!
-//! [`process`] finds and reads the processes, [`finding`] draws the conclusions, [`text`], [`json`] and [`prometheus`] show
+//! [`process`] finds and reads the processes, [`port`] what the kernel counts at their ports, [`finding`] draws the conclusions, [`text`], [`json`] and [`prometheus`] show
 //! them. Everything that is read may be of a hostile or dying process.
 
 mod finding;
 mod json;
+mod port;
 mod process;
 mod prometheus;
 mod text;
@@ -71,12 +72,13 @@ fn look(options: &Status, before: &mut Vec<Process>) -> Look {
     if let Some(reason) = &error {
         eprintln!("pinrail status: {reason}");
     }
+    let ports = port::of_processes(&processes);
     let shown = if options.json {
-        json::document(&findings, error.as_deref(), code, options.watch.is_some())
+        json::document(&findings, &ports, error.as_deref(), code, options.watch.is_some())
     } else if options.prometheus {
-        prometheus::page(&processes)
+        prometheus::page(&processes, &ports)
     } else {
-        text::report(&findings, before, Colour::of_stdout())
+        text::report(&findings, &ports, before, Colour::of_stdout())
     };
     drop(findings);
     *before = processes;

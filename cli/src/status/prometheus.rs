@@ -1,10 +1,12 @@
 //! The same as numbers for Prometheus, in its text format (version 0.0.4).
 
+use super::port::Counters;
 use super::process::Process;
 use nccl_net_pinrail::memory::diagnosis::Direction;
 use nccl_net_pinrail::memory::status::layout::bound;
 use nccl_net_pinrail::memory::status::reader::Latency;
 use nccl_net_pinrail::memory::status::{End, Status, Wait};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Upper bounds of a latency's buckets, in seconds. Fixed, as a scraper must find the same ones each time.
@@ -37,7 +39,7 @@ struct Page(String);
 type Labels<'a> = Vec<(&'a str, String)>;
 
 /// All metrics of some processes.
-pub fn page(processes: &[Process]) -> String {
+pub fn page(processes: &[Process], ports: &BTreeMap<String, Counters>) -> String {
     let mut page = Page(String::new());
     let all: Vec<(u32, &Status)> =
         processes.iter().filter_map(|process| Some((process.pid, process.status()?))).collect();
@@ -45,6 +47,7 @@ pub fn page(processes: &[Process]) -> String {
     page.of_ends(&all);
     page.of_rails(&all);
     page.latencies(&all);
+    page.of_ports(ports);
     page.0
 }
 
@@ -229,6 +232,21 @@ impl Page {
         for (pid, end) in ends(all) {
             for rail in &end.rails {
                 self.sample(name, &labels(pid, end, &rail.name), rail.stopped);
+            }
+        }
+    }
+
+    fn of_ports(&mut self, ports: &BTreeMap<String, Counters>) {
+        let name = "pinrail_port_errors_total";
+        self.family(
+            name,
+            "counter",
+            "What the kernel counts at ports in use, for all their users.",
+        );
+        for (port, counters) in ports {
+            for (counter, count) in counters {
+                let labels = vec![("device", port.clone()), ("counter", (*counter).into())];
+                self.sample(name, &labels, count);
             }
         }
     }

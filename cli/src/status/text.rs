@@ -1,19 +1,37 @@
 //! The findings as text for a person.
 
-use super::finding::{Finding, seconds, waits};
+use super::finding::{Finding, counted, seconds, waits};
+use super::port::Counters;
 use super::process::{Process, Shown};
 use crate::output::{Colour, Style};
 use nccl_net_pinrail::host::amount;
 use nccl_net_pinrail::memory::diagnosis::Direction;
 use nccl_net_pinrail::memory::status::reader::{Latency, Rail};
 use nccl_net_pinrail::memory::status::{End, Status, Wait};
+use std::collections::BTreeMap;
 
 /// Everything. `before`: what an earlier look saw; rates are computed from it.
-pub fn report(findings: &[Finding<'_>], before: &[Process], colour: Colour) -> String {
+pub fn report(
+    findings: &[Finding<'_>],
+    ports: &BTreeMap<String, Counters>,
+    before: &[Process],
+    colour: Colour,
+) -> String {
     let mut lines = Lines { text: String::new(), colour };
     for finding in findings {
         let before = before.iter().find(|process| process.pid == finding.process.pid);
         lines.process(finding, before);
+    }
+    for (port, counters) in ports {
+        let some: Vec<_> = counters
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        if !some.is_empty() {
+            let line = format!("port {port}, all its users since the start: {}", some.join(", "));
+            lines.say(0, &line);
+        }
     }
     lines.text
 }
@@ -172,8 +190,11 @@ fn of_rail(rail: &Rail) -> String {
         if rail.stopped > 0 { format!(", {} given up", rail.stopped) } else { String::new() };
     let bytes = rail.bytes.map_or_else(|| "bytes known to the sender".into(), amount);
     format!(
-        "rail {} {} Mb/s: {} queue pairs{lost}, {bytes}, {} work requests",
-        rail.name, rail.speed, rail.lanes, rail.posts
+        "rail {} {} Mb/s: {}{lost}, {bytes}, {}",
+        rail.name,
+        rail.speed,
+        counted(rail.lanes as u64, "queue pair", "queue pairs"),
+        counted(rail.posts, "work request", "work requests")
     )
 }
 
@@ -210,8 +231,11 @@ fn short(nanos: f64) -> String {
 }
 
 fn memory(end: &End) -> String {
-    let mut text =
-        format!("memory: {} handles of {}", end.registered, amount(end.registered_bytes));
+    let mut text = format!(
+        "memory: {} of {}",
+        counted(end.registered, "handle", "handles"),
+        amount(end.registered_bytes)
+    );
     if end.bounced > 0 || end.copied_bytes > 0 {
         text += &format!(
             "; {} of {} reached through copies, {} copied, {} chunks in use",

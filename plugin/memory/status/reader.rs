@@ -333,7 +333,7 @@ fn steady(block: &Words, sequence: usize) -> Option<Vec<u64>> {
         let before = block[sequence].load(OBSERVE);
         let words = copy(block);
         fence(Ordering::Acquire);
-        if before % 2 == 0 && block[sequence].load(Ordering::Relaxed) == before {
+        if before.is_multiple_of(2) && block[sequence].load(Ordering::Relaxed) == before {
             return Some(words);
         }
         std::thread::yield_now();
