@@ -36,8 +36,6 @@ pub enum GateState {
 }
 
 const OPEN: u32 = 1;
-/// Bytes from one communicator's words to the next one's: a cache line, because a thread writes there with each message.
-const STRIDE: usize = 64;
 /// The first of the words for events of queues.
 const QUEUE_FAILED: u32 = 16;
 /// What a child finds: no word has this value before.
@@ -128,7 +126,7 @@ impl Gate {
     /// # Errors
     /// No memory for another page of words.
     pub fn new() -> Result<Self> {
-        let per_page = page_size() / STRIDE;
+        let per_page = page_size() / size_of::<u32>();
         let mut slab = slab();
         let index = match slab.free.pop() {
             Some(index) => index,
@@ -144,11 +142,9 @@ impl Gate {
             }
         };
         let page = Arc::clone(&slab.pages[index / per_page]);
-        let word = Word::new(page, index % per_page * STRIDE);
+        let word = Word::new(page, index % per_page * size_of::<u32>());
         word.store(OPEN, PUBLISH);
-        let gate = Self { word, _slot: Arc::new(Slot(index)) };
-        gate.note_posted(0);
-        Ok(gate)
+        Ok(Self { word, _slot: Arc::new(Slot(index)) })
     }
 
     /// Whether the data path may go on.
@@ -187,25 +183,13 @@ impl Gate {
         let passing = [GateState::Rerouted.word(), GateState::NoCredit.word()];
         self.word.update(|word| passing.contains(&word).then_some(OPEN));
     }
-
-    /// How many receives a sending end has answered, for the event thread: a store beside the word that was just read, in a
-    /// cache line that is this communicator's alone.
-    #[inline(always)]
-    pub fn note_posted(&self, count: u32) {
-        self.word.second().store(count, Ordering::Relaxed);
-    }
-
-    /// See [`Self::note_posted`].
-    pub fn posted(&self) -> u32 {
-        self.word.second().load(Ordering::Relaxed)
-    }
 }
 
 /// Gives the pages of words back. Called when the last user of the plugin is gone; a page still in use stays with its
 /// gates.
 pub fn release_pages() {
     let mut slab = slab();
-    if slab.free.len() == slab.pages.len() * (page_size() / STRIDE) {
+    if slab.free.len() == slab.pages.len() * (page_size() / size_of::<u32>()) {
         *slab = Slab::default();
     }
 }
@@ -273,16 +257,6 @@ mod tests {
         gate.report(GateState::PeerGone);
         gate.reopen();
         assert_eq!(gate.state(), GateState::PeerGone);
-    }
-
-    #[test]
-    fn what_is_posted_lies_beside_the_word_and_is_no_part_of_it() {
-        let (one, other) = (Gate::new().unwrap(), Gate::new().unwrap());
-        one.note_posted(u32::MAX);
-        assert_eq!((one.posted(), other.posted()), (u32::MAX, 0));
-        assert!(one.is_open() && other.is_open());
-        drop(one);
-        assert_eq!(Gate::new().unwrap().posted(), 0);
     }
 
     #[test]

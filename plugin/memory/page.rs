@@ -309,10 +309,10 @@ impl Drop for PageOwned {
     }
 }
 
-/// Two 32-bit words of a mapping that is kept alive with them.
+/// One 32-bit word of a mapping that is kept alive with it.
 #[derive(Clone, Debug)]
 pub struct Word {
-    word: NonNull<[AtomicU32; 2]>,
+    word: NonNull<AtomicU32>,
     _pages: std::sync::Arc<PageOwned>,
 }
 
@@ -322,44 +322,33 @@ unsafe impl Send for Word {}
 unsafe impl Sync for Word {}
 
 impl Word {
-    /// The words at `offset` of `pages`.
+    /// The word at `offset` of `pages`.
     ///
     /// # Panics
-    /// As [`PageOwned::u64_at`].
+    /// As [`PageOwned::u32_at`].
     pub fn new(pages: std::sync::Arc<PageOwned>, offset: usize) -> Self {
-        assert!(offset < pages.len && offset.is_multiple_of(8));
-        // SAFETY: in bounds (the length is a multiple of 8).
-        let word = unsafe { pages.base.add(offset).cast() };
-        Self { word, _pages: pages }
+        Self { word: NonNull::from(pages.u32_at(offset)), _pages: pages }
     }
 
-    #[inline(always)]
-    fn words(&self) -> &[AtomicU32; 2] {
-        // SAFETY: inside the mapping that `_pages` keeps and aligned; the memory is only seen as atomics.
-        unsafe { self.word.as_ref() }
-    }
-
-    /// Reads the first.
+    /// Reads it.
     #[inline(always)]
     pub fn load(&self, order: Ordering) -> u32 {
-        self.words()[0].load(order)
+        // SAFETY: the word is inside the mapping that `_pages` keeps.
+        unsafe { self.word.as_ref() }.load(order)
     }
 
-    /// Replaces the first by what `new` makes of it, in one step; `None` leaves it.
+    /// Replaces it by what `new` makes of it, in one step; `None` leaves it.
     pub fn update(&self, new: impl FnMut(u32) -> Option<u32>) {
+        // SAFETY: as above.
+        let word = unsafe { self.word.as_ref() };
         // An error says that it was left.
-        let _ = self.words()[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, new);
     }
 
-    /// Writes the first.
+    /// Writes it.
     pub fn store(&self, value: u32, order: Ordering) {
-        self.words()[0].store(value, order);
-    }
-
-    /// The second.
-    #[inline(always)]
-    pub fn second(&self) -> &AtomicU32 {
-        &self.words()[1]
+        // SAFETY: as above.
+        unsafe { self.word.as_ref() }.store(value, order);
     }
 }
 

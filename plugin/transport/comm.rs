@@ -2,7 +2,6 @@
 //! gone, and how an end tests and fails.
 
 use super::failure::{Broken, Failures, Given, Work, queue_failed};
-use super::fifo::CreditFifo;
 use super::idle::Idle;
 use super::lane::WrId;
 use super::mail::Mail;
@@ -46,8 +45,6 @@ pub struct Peer {
     pub first_credit: Option<Arc<FirstCredit>>,
     /// Looks after this end while it posts nothing.
     pub idle: Option<Idle>,
-    /// The credits of a receiving end, whose numbers say how many receives it has posted.
-    pub shadow: Option<Arc<CreditFifo>>,
 }
 
 /// The wait of a sending end for the first receive of the other: whether it has begun. The event thread knows for how long.

@@ -274,7 +274,6 @@ impl Setup {
             pace: Arc::default(),
             first_credit: None,
             idle: None,
-            shadow: None,
             local: self.label(),
             host: end.identity.host.clone(),
             pid: end.identity.pid,

@@ -8,7 +8,6 @@ use super::comm::FirstCredit;
 use super::device::OpenDevice;
 use super::failover::Failover;
 use super::failure::Failures;
-use super::fifo::CreditFifo;
 use super::idle::Idle;
 use super::mail::Mail;
 use super::pace::{Pace, TICK};
@@ -17,7 +16,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::host::descriptors::{self, Held};
 use crate::memory::arena::Arena;
-use crate::memory::status::layout::board::LANES;
+use crate::memory::status::layout::board::{LANES, POSTED};
 use crate::memory::status::{self, Board, EVERY};
 use crate::memory::{Gate, GateState};
 use crate::signal::{self, Handler};
@@ -89,8 +88,6 @@ struct PeerWatch {
     channel: Channel,
     gate: Gate,
     links: Links,
-    /// How many receives it has posted or answered, by the last look.
-    posted: u32,
     /// Since when it is known that the other end's first receive is waited for.
     asked: Option<Instant>,
 }
@@ -109,8 +106,6 @@ pub struct Links {
     pub first_credit: Option<Arc<FirstCredit>>,
     /// Looks after it while it posts nothing.
     pub idle: Option<Idle>,
-    /// The credits of a receiving end.
-    pub shadow: Option<Arc<CreditFifo>>,
     /// What is known of its lanes, where others go on when one fails.
     pub failover: Option<Arc<Failover>>,
     /// Where other processes see what it does.
@@ -259,7 +254,7 @@ impl Shared {
         table.next += 1;
         self.listen(channel.stream(), key)?;
         let (gate_too, links_too) = (gate.clone(), links.clone());
-        let peer = PeerWatch { channel, gate: gate_too, links: links_too, posted: 0, asked: None };
+        let peer = PeerWatch { channel, gate: gate_too, links: links_too, asked: None };
         table.peers.insert(key, peer);
         for open in devices {
             let user = User { key, gate: gate.clone(), links: links.clone() };
@@ -483,11 +478,8 @@ impl PeerWatch {
 
     /// Takes note of the time, and of what took too long.
     fn tick(&mut self, now: Instant) {
-        let posted = match &self.links.shadow {
-            Some(shadow) => shadow.filled(self.posted),
-            None => self.gate.posted(),
-        };
-        self.posted = posted;
+        // Requests are numbered modulo 2^32.
+        let posted = self.links.board.get(POSTED) as u32;
         self.links.pace.look(posted, now);
         if let Some(idle) = self.links.idle.as_mut().filter(|_| self.gate.is_open())
             && idle.has_failed(posted, now)

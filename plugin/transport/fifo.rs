@@ -74,8 +74,6 @@ pub struct CreditFifo {
 
 // SAFETY: the words are atomics inside the mapping that `piece` keeps alive.
 unsafe impl Send for CreditFifo {}
-// SAFETY: as above.
-unsafe impl Sync for CreditFifo {}
 
 /// The head of a one-member receive in a FIFO of one-half entries.
 #[derive(Clone, Copy, Debug)]
@@ -134,22 +132,6 @@ impl CreditFifo {
     pub fn new(piece: Arc<Piece>, stride: usize) -> Self {
         assert!(piece.len() >= Self::bytes(stride) && stride.is_multiple_of(HALF));
         Self { base: piece.base().cast(), stride, piece }
-    }
-
-    /// The same grid, for another thread to look at.
-    pub fn share(&self) -> Self {
-        Self { base: self.base, stride: self.stride, piece: Arc::clone(&self.piece) }
-    }
-
-    /// How many receives were filled in, if it was `count` at an earlier look.
-    pub fn filled(&self, count: u32) -> u32 {
-        let sequence = |slot| {
-            let word = self.piece.u64_at(self.offset(slot, 0) + HALF - size_of::<u64>());
-            unpack(word.load(Ordering::Relaxed)).1
-        };
-        // Counts wrap, and a slot may hold an older one.
-        let ahead = (0..SLOTS).map(|slot| sequence(slot).wrapping_sub(count).cast_signed());
-        count.wrapping_add(ahead.max().unwrap_or(0).max(0).cast_unsigned())
     }
 
     /// Bytes of one entry.
@@ -368,45 +350,6 @@ mod tests {
             let read = records.read(slot, n);
             prop_assert_eq!(&read[..n], &sizes[..n]);
             prop_assert!(read[n..].iter().all(|s| *s == 0));
-        }
-    }
-
-    #[test]
-    fn what_was_filled_is_counted_across_rounds_and_the_wrap() {
-        for rails in [1, 3] {
-            let (_, fifo, _) = grid(rails);
-            let other = fifo.share();
-            assert_eq!(other.filled(0), 0);
-            let mut count = 0_u32;
-            let fill = |from: u32, to: u32| {
-                for n in from..to {
-                    let sequence = n.wrapping_add(1);
-                    let credit = Credit {
-                        addr: 1,
-                        len: 2,
-                        tag: 3,
-                        rkeys: [0; MAX_RAILS],
-                        members: 1,
-                        sequence,
-                    };
-                    fifo.fill(n as usize % SLOTS, 0, &credit);
-                }
-            };
-            for (from, to) in [(0, 1), (1, 31), (31, 33), (33, 200)] {
-                fill(from, to);
-                count = other.filled(count);
-                assert_eq!((count, other.filled(count)), (to, to));
-            }
-            // What is left of an earlier round counts for nothing.
-            fill(u32::MAX - 40, u32::MAX);
-            assert_eq!(other.filled(u32::MAX - 50), u32::MAX);
-            fifo.fill(
-                SLOTS - 1,
-                0,
-                &Credit { addr: 1, len: 2, tag: 3, rkeys: [0; MAX_RAILS], members: 1, sequence: 0 },
-            );
-            fill(0, 3);
-            assert_eq!(other.filled(u32::MAX), 3);
         }
     }
 

@@ -371,7 +371,6 @@ impl Listener {
                 Failover::new(&mut parts.lanes, &flushes, &self.gate, &peer, recovery)
             })
             .flatten();
-        peer.shadow = Some(Arc::new(parts.fifo.share()));
         // With several rails every credit is asked for.
         peer.idle = settings
             .failure_time()

@@ -353,14 +353,13 @@ impl CommShared {
             None => queues,
         };
         let watch = {
-            let Peer { mail, pace, first_credit, idle, shadow, board, .. } = &whose.peer;
+            let Peer { mail, pace, first_credit, idle, board, .. } = &whose.peer;
             let links = Links {
                 queues: queues.into(),
                 mail: Arc::clone(mail),
                 pace: Arc::clone(pace),
                 first_credit: first_credit.clone(),
                 idle: idle.clone(),
-                shadow: shadow.clone(),
                 failover,
                 board: board.clone(),
             };

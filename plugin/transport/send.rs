@@ -342,7 +342,6 @@ impl SendComm {
         request.set_size(0, size);
         hand_out(request);
         self.next = sequence;
-        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut self.singles.0, slot) {
             Ok(()) => Start::Started,
             Err(errno) => {
@@ -442,7 +441,6 @@ impl SendComm {
         // The usual one is counted by the receive.
         self.board.add(board::POSTS.start + rail, 1);
         self.next = sequence;
-        self.pump.gate().note_posted(sequence);
         match lane.qp().post_prepared(&mut pairs.0, 2 * slot) {
             Ok(()) => Ok(Start::Started),
             Err(errno) => Err(self.post_failed(errno)),

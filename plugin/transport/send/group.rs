@@ -253,7 +253,6 @@ impl SendComm {
         (forming.parts, forming.record, forming.first) = (parts, record, first);
         forming.cursor = Some(forming.cursor_at(0));
         self.next = sequence;
-        self.pump.gate().note_posted(sequence);
         self.count(slot);
     }
 
