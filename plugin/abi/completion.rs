@@ -50,7 +50,11 @@ pub unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) ->
 
 /// A test of a request that another test has seen complete, or that is not simply pending.
 #[inline(never)]
-unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+unsafe extern "C" fn test_settled(
+    request: &Request,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> NcclResult {
     if request.state() == State::DONE && request.is_of_receive() {
         request.put_own();
         // SAFETY: the pointers are those of this test; a receive's own has one member.
@@ -81,7 +85,11 @@ unsafe fn test_settled(request: &Request, done: *mut c_int, sizes: *mut c_int) -
 
 /// A test of a request that another test has seen complete, and whose time is being taken. It is a receive's own.
 #[inline(never)]
-unsafe fn test_timed(request: &Request, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+unsafe extern "C" fn test_timed(
+    request: &Request,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> NcclResult {
     // SAFETY: a complete request belongs to a live communicator.
     match unsafe { objects::owner_of(request) } {
         Some(Owner::Send(comm)) => comm.pick_up(),
@@ -95,8 +103,10 @@ unsafe fn test_timed(request: &Request, done: *mut c_int, sizes: *mut c_int) -> 
 }
 
 /// Goes on with a test whose poll found something.
+///
+/// This and what it goes on with are called as C does, so that the end of [`test`] and theirs can be jumps.
 #[inline(never)]
-unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
+unsafe extern "C" fn test_found(request: &Request, found: i32) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
     let owner = unsafe { objects::owner_of(request) };
     match owner {
@@ -141,7 +151,7 @@ unsafe fn test_found(request: &Request, found: i32) -> NcclResult {
 /// Goes on with a test whose poll found one completion that is not done with at once: the last of a batch, one whose time
 /// is being taken, or an unusual one.
 #[inline(never)]
-unsafe fn test_found_one(request: &Request) -> NcclResult {
+unsafe extern "C" fn test_found_one(request: &Request) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
     let settled = match unsafe { objects::owner_of(request) } {
         Some(Owner::Send(comm)) => comm.settle::<true>(0),
@@ -170,7 +180,7 @@ unsafe fn test_found_one(request: &Request) -> NcclResult {
 
 /// Goes on with a test whose poll found several completions, or an unusual one.
 #[inline(never)]
-unsafe fn test_found_several(request: &Request, found: i32) -> NcclResult {
+unsafe extern "C" fn test_found_several(request: &Request, found: i32) -> NcclResult {
     let count = usize::try_from(found).unwrap_or(0);
     let mut settled = 0;
     // SAFETY: a pending request, by the caller; see there.

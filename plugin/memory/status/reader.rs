@@ -380,6 +380,12 @@ impl End {
         let since = get(board::WAIT_SINCE);
         let seen = wait != Wait::Nothing && get(board::WAIT) == wait.word() && since != 0;
         let bytes: Vec<u64> = board::BYTES.map(get).collect();
+        // The event thread may have written down the state that was before the failure.
+        let error = Failure::decode(block);
+        let state = match &error {
+            Some(_) => GateState::Failed,
+            None => GateState::from_word(u32::try_from(get(board::STATE)).unwrap_or(0)),
+        };
         Decoded::End(Box::new(Self {
             number: get(board::NUMBER),
             direction,
@@ -389,7 +395,7 @@ impl End {
             peer_device: line(words, board::PEER_DEVICE),
             peer_addr: line(words, board::PEER_ADDR),
             ready: get(board::READY),
-            state: GateState::from_word(u32::try_from(get(board::STATE)).unwrap_or(0)),
+            state,
             wait,
             since: seen.then_some(since),
             messages: receives.wrapping_add(get(board::MORE)),
@@ -410,7 +416,7 @@ impl End {
             bounced_bytes: get(board::BOUNCED_BYTES),
             rails: Rail::all(words, direction, (rails, lanes), receives),
             latencies: Stage::ALL.map(|stage| Latency::decode(words, stage)).to_vec(),
-            error: Failure::decode(block),
+            error,
         }))
     }
 }
