@@ -256,7 +256,7 @@ static void receiver(int version, int socket, void *argument)
         int size = LENGTH;
         CHECK_EQ(wait_size(&end.net, end.request), LENGTH);
         end.request = NULL;
-        rnic_faults("op=read nth=1 -> delay=300ms");
+        rnic_faults("op=read nth=1 -> delay=9000s");
         CHECK_OK(net_iflush(&end.net, end.comm, 1, &data, &size, &end.mr, &end.flush));
         CHECK(end.flush != NULL);
     }
@@ -280,8 +280,8 @@ static void dies_at(int version, struct moment moment)
 static void sender_dies_before_a_credit(int version) { dies_at(version, (struct moment){.sender_dies = true}); }
 static void sender_dies_with_a_credit(int version) { dies_at(version, (struct moment){.sender_dies = true, .receives = true}); }
 
-/* The first half of the payload is there, and no notice. */
-static const char half[] = "op=write,write-imm bytes=10000.. nth=1 -> delay=20s at=half";
+/* The first half of the payload is there, and no notice: for longer than a case may last under any tool. */
+static const char half[] = "op=write,write-imm bytes=10000.. nth=1 -> delay=9000s at=half";
 
 static void sender_dies_in_a_write(int version)
 {
@@ -290,7 +290,7 @@ static void sender_dies_in_a_write(int version)
 
 static void receiver_dies_in_a_write(int version)
 {
-    dies_at(version, (struct moment){.faults = "op=write,write-imm bytes=10000.. nth=1 -> delay=500ms at=half", .receives = true, .sends = true});
+    dies_at(version, (struct moment){.faults = half, .receives = true, .sends = true});
 }
 
 static void sender_dies_before_the_test(int version)
