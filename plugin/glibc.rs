@@ -47,12 +47,12 @@ old!("pthread_setspecific", "2.2.5");
 old!("pthread_sigmask", "2.2.5");
 old!("pthread_setname_np", "2.12");
 
-/// A function that is a system call, by glibc's `syscall`, which sets errno.
+/// A function that is a system call, by glibc's `syscall`, which sets errno. Weak, as std refers to one of them that way.
 macro_rules! call {
     ($name:literal, $($line:literal),+) => {
         core::arch::global_asm!(
             ".text",
-            concat!(".globl ", $name),
+            concat!(".weak ", $name),
             concat!(".hidden ", $name),
             concat!(".type ", $name, ", @function"),
             concat!($name, ":"),

