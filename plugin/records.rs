@@ -43,7 +43,7 @@ impl Records {
             Err(error) => {
                 if !self.complained.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "no record of a failed {kind} in {} (PINRAIL_REPORT_DIR): {error}",
+                        "no {kind} record can be written in {} (PINRAIL_REPORT_DIR): {error}",
                         folder.display()
                     );
                 }

@@ -296,6 +296,7 @@ fn what_cannot_be_done_is_said_before_anything_runs() {
         (vec!["--b", "none"], "there is nothing to compare"),
         (vec!["--html", "/no/such/folder/x.html"], "cannot be written"),
         (vec!["--html", &folder], "it is a folder"),
+        (vec!["--html", "/dev/null"], "it is no plain file"),
     ] {
         let output = bed.run(&[options.clone(), vec!["--json"]].concat());
         assert_eq!(output.status.code(), Some(2), "{options:?}");

@@ -12,7 +12,7 @@ use super::{calls, logger};
 use crate::config::{Settings, Severity};
 use crate::error::{Blame, Error, Result};
 use crate::host::{descriptors, limits};
-use crate::memory::{gate, wiped};
+use crate::memory::{gate, status, wiped};
 use crate::profiler::Profiler;
 use crate::transport::Transport;
 use crate::transport::device::Device;
@@ -190,6 +190,7 @@ pub fn release(was_context: bool) {
     }
     gate::release_pages();
     wiped::release_pages();
+    status::release();
 }
 
 /// Number of devices.

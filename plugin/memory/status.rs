@@ -78,6 +78,15 @@ pub fn file() -> Option<Arc<StatusFile>> {
     state()?.file.upgrade()
 }
 
+/// Gives back what a file that is gone leaves on the heap. Called when the last user of the plugin is gone.
+pub fn release() {
+    if let Some(mut state) = state()
+        && state.file.strong_count() == 0
+    {
+        state.file = Weak::new();
+    }
+}
+
 /// The event thread looks.
 pub fn look(now: u64, aside: u64) {
     if let Some(file) = file() {

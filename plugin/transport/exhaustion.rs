@@ -196,6 +196,11 @@ impl Facts {
             );
         }
         match (kind, count) {
+            // Also what a device says of an argument that it does not take.
+            (_, Some(Count { name, .. })) if errno == Some(libc::EINVAL) => format!(
+                "the device takes no such queue, though its limits allow it: look at the kernel log; or other processes have \
+                 the rest of {name}: `rdma resource show` counts them"
+            ),
             (Kind::Device, _) | (_, None) => {
                 "look at the kernel log and at the control group's rdma.max".to_owned()
             }
@@ -245,6 +250,7 @@ mod tests {
             &["alone has all", "max_qp 7", "NCHANNELS", held],
         );
         says(&facts(5), Kind::Pair, libc::ENOMEM, &["rest of max_qp", "5 QPs of max_qp 7", held]);
+        says(&facts(5), Kind::Pair, libc::EINVAL, &["takes no such queue", "rest of max_qp", held]);
         let shallow = Facts { deepest: (16, 4096), ..facts(1) };
         says(
             &shallow,

@@ -417,8 +417,8 @@ impl Listener {
     }
 }
 
-/// Tells the peer why; it may be gone already.
+/// Tells the peer why; it may be gone already. Who called accept gets the error, which is a line of its own.
 fn refuse(channel: &mut Channel, e: &Error) {
-    tracing::warn!("{}: refused: {e}", channel.peer());
+    tracing::debug!("{}: refused", channel.peer());
     let _ = channel.send(&Message::Refusal(e.to_string()));
 }

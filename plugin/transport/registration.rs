@@ -337,9 +337,16 @@ impl Transport {
         let Ok(pages) = PageOwned::new(len, Purpose::Probe) else { return error };
         let (kind, access) = (RegionKind::Host, Access::REMOTE_WRITE);
         let extent = Extent::of_own(&pages);
+        // Held meanwhile, as they were then: a limit may be met by all of them together.
+        let mut held = Vec::new();
         for (device, registry) in devices {
-            let tried = registry.register_alone(extent, access);
-            let Err(error) = tried else { continue };
+            let error = match registry.register_alone(extent, access) {
+                Ok(registered) => {
+                    held.push(registered);
+                    continue;
+                }
+                Err(error) => error,
+            };
             let (addr, len, extent) = (pages.addr(), pages.len(), Some(extent));
             let wanted = Wanted { addr, len, kind, dmabuf: None, extent };
             let refused = Refused { device, registry, access, error, retry: None };

@@ -98,7 +98,8 @@ fn sides(options: &Ab) -> Result<[Side; 2], String> {
 /// The first interruption ends the run that goes on, and what is known is shown; the second ends everything.
 fn catch_interruptions() -> Result<Arc<AtomicBool>, String> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
             .map_err(|error| format!("signals cannot be caught: {error}"))?;
@@ -124,6 +125,13 @@ impl Page {
     fn new(path: &Path) -> Result<Self, String> {
         if path.is_dir() || path.file_name().is_none() {
             return Err(format!("--html {}: it is a folder", path.display()));
+        }
+        // A rename would put a file in the place of a device.
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(format!(
+                "--html {}: it is no plain file; give another name",
+                path.display()
+            ));
         }
         let mut new = path.as_os_str().to_owned();
         new.push(format!(".{}.new", std::process::id()));
