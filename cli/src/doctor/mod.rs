@@ -7,6 +7,7 @@
 mod bundle;
 mod check;
 pub mod finding;
+mod heard;
 pub mod json;
 mod machine;
 mod pci;

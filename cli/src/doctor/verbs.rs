@@ -1,6 +1,7 @@
 //! What only the verbs library can tell. It is asked on the host itself and kept in a bundle, so that a captured tree
 //! can be judged elsewhere.
 
+use super::heard::heard;
 use nccl_net_pinrail::config::Settings;
 use nccl_net_pinrail::host::inside::follow;
 use nccl_net_pinrail::host::plain;
@@ -41,6 +42,8 @@ pub struct VerbsFacts {
     pub devices: Vec<Listed>,
     /// Ports that the plugin would offer to NCCL, with their speed in Mb/s; `None`: it was not asked.
     pub offered: Option<Vec<(String, u32)>>,
+    /// What it says of ports that it does not offer.
+    pub left_out: Vec<String>,
     /// Whether it says that the kernel copies pinned pages for a forked child.
     pub copies_for_children: Option<bool>,
 }
@@ -73,7 +76,9 @@ impl VerbsFacts {
             }
             Err(error) => facts.error = Some(error.to_string()),
         }
-        if let Ok(devices) = discover(&verbs, settings) {
+        let (found, lines) = heard(|| discover(&verbs, settings));
+        facts.left_out = lines.into_iter().filter(|line| line.contains(" left out")).collect();
+        if let Ok(devices) = found {
             let offered = |device: &std::sync::Arc<nccl_net_pinrail::transport::device::Device>| {
                 (device.port.label.clone(), device.speed)
             };
@@ -110,6 +115,7 @@ impl VerbsFacts {
             offered: value["offered"]
                 .as_array()
                 .map(|ports| ports.iter().filter_map(offered).collect()),
+            left_out: array("left_out").iter().filter_map(text).collect(),
             copies_for_children: value["copies_for_children"].as_bool(),
         }))
     }
@@ -130,6 +136,7 @@ impl VerbsFacts {
             "error": self.error,
             "devices": devices,
             "offered": offered,
+            "left_out": self.left_out,
             "copies_for_children": self.copies_for_children,
         })
     }
@@ -147,6 +154,7 @@ mod tests {
             error: Some("e".into()),
             devices: vec![Listed { name: "mlx5_0".into(), error: None }],
             offered: Some(vec![("mlx5_0:1".into(), 400_000)]),
+            left_out: vec!["mlx5_1:1 is left out: no GID".into()],
             copies_for_children: Some(false),
         };
         let root = std::env::temp_dir().join(format!("pinrail-verbs-{}", std::process::id()));

@@ -138,6 +138,13 @@ fn devices_of_the_library_alone_count() {
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0][1].contains("lists softrnic0, and pinrail offers none"), "{problems:?}");
     assert!(problems[0][2].contains("NCCL_IB_HCA=mlx5"), "{problems:?}");
+    // Where the plugin said why, that is the reason, and no setting is guessed at.
+    let report = library(
+        r#"[], "left_out": ["softrnic0:1 is left out: NCCL_IB_GID_INDEX 9 is an empty slot"]"#,
+    );
+    let problems = report.findings("problem");
+    assert!(problems[0][2].contains("NCCL_IB_GID_INDEX 9 is an empty slot"), "{problems:?}");
+    assert!(!problems[0].iter().any(|text| text.contains("NCCL_IB_HCA")), "{problems:?}");
 }
 
 /// A tree may come from anybody.

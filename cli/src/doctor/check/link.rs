@@ -49,15 +49,20 @@ fn none(machine: &Machine) -> Vec<Finding> {
         return vec![Finding::fine(DEVICES, what, kernel)];
     }
     if !listed.is_empty() {
-        return vec![Finding::problem(
-            DEVICES,
-            format!(
-                "the library lists {}, and pinrail offers none of its ports",
-                listed.join(", ")
-            ),
-            format!("{kernel}; NCCL_IB_HCA={}", machine.settings.hca.text),
-            "correct NCCL_IB_HCA, or unset it; with NCCL_DEBUG=INFO a job says why each port is left out",
-        )];
+        let what = format!(
+            "the library lists {}, and pinrail offers none of its ports",
+            listed.join(", ")
+        );
+        let reasons = facts.map(|facts| facts.left_out.join("; ")).unwrap_or_default();
+        let (evidence, remedy) = if reasons.is_empty() {
+            (
+                format!("{kernel}; NCCL_IB_HCA={}", machine.settings.hca.text),
+                "correct NCCL_IB_HCA, or unset it; with NCCL_DEBUG=INFO a job says why each port is left out",
+            )
+        } else {
+            (format!("{kernel}; {reasons}"), "correct what the reason names")
+        };
+        return vec![Finding::problem(DEVICES, what, evidence, remedy)];
     }
     if !machine.sys("class").is_dir() {
         let evidence = format!("there is no folder {}", machine.sys("class").display());
