@@ -483,10 +483,30 @@ static void bonds(int version)
     CHECK_EQ(system(command), 0);
 }
 
+/* A limit holds the plugin's own memory for one rail and not for the next: the verdict is there as for one. */
+static void own_memory_refused_by_a_later_member(int version)
+{
+    struct net net;
+    char handle[NCCL_NET_HANDLE_MAXSIZE] = {0};
+    void *listener = NULL, *send = NULL;
+    ncclResult_t result = ncclSuccess;
+    (void)version;
+    setenv("SOFTRNIC_MEMLOCK", "16384", 1);
+    int dev = fused(&net, LAST_VERSION, 2);
+    CHECK_OK(net_listen(&net, dev, handle, &listener));
+    size_t mark = log_mark();
+    WAIT_UNTIL((result = net_connect(&net, dev, handle, &send)) != ncclSuccess, "connect to be refused");
+    CHECK(ffi_is_error(result));
+    CHECK_EQ(log_matches_since(mark, "softrnic1"), 1);
+    CHECK_EQ(log_matches_since(mark, "Verdict: "), 1);
+    CHECK_OK(net_close_listen(&net, listener));
+    net_stop(&net);
+}
+
 const struct ffi_case ffi_cases[] = {
     ONCE(two), ONCE(two_in_v9), ONCE(three), ONCE(four_in_v11), ONCE(eight), ONCE(two_with_four_qps_split),
     ONCE(unequal_ends), ONCE(flush_reads_on_every_rail),
     ONCE(done_after_all_eight), ONCE(shares_as_fast_as_ports), ONCE(unequal_speeds), ONCE(unequal_speeds_split_in_v9),
     ONCE(unequal_speeds_with_adaptive_routing), ONCE(completions_of_more_rails_over_there),
-    ONCE(refused_by_a_later_member), ONCE(properties), ONCE(refusals), ONCE(fused_once), EACH(bonds), {0},
+    ONCE(refused_by_a_later_member), ONCE(own_memory_refused_by_a_later_member), ONCE(properties), ONCE(refusals), ONCE(fused_once), EACH(bonds), {0},
 };

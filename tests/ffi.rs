@@ -200,6 +200,7 @@ programs! {
             unequal_speeds_with_adaptive_routing,
             completions_of_more_rails_over_there,
             refused_by_a_later_member,
+            own_memory_refused_by_a_later_member,
             properties,
             refusals,
             fused_once,
