@@ -231,6 +231,7 @@ fn what_cannot_be_done_is_said_with_what_helps() {
 #[test]
 fn a_plan_is_a_plain_file_of_some_length() {
     let _turn = turn();
+    let _p = Pair::new();
     let folder = std::env::temp_dir().join(format!("softrnic-plans-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let fifo = folder.join("fifo");
