@@ -306,8 +306,8 @@ settings! {
         Form::Text("a folder (absolute path), or off"), default "/dev/shm";
 
     /// Whether a process with connections shows what they do to `pinrail status`: in a memory file that only its user can
-    /// read, of 4 KiB for each end of a connection, which goes with the last of them. A thread that sleeps otherwise looks
-    /// once a second. 0 keeps no file and lets it sleep.
+    /// read, of 4 KiB for each end of a connection, which goes with the last of them. 0 keeps no
+    /// file.
     status: bool = "PINRAIL_STATUS", Form::Flag, default "1";
 
     /// 1 lets the signal SIGUSR2 write the status of all connections into `PINRAIL_REPORT_DIR`, within a second. Only where

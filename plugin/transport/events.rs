@@ -3,6 +3,11 @@
 //! It runs only while something is watched. It never takes part in moving data, and whoever removes the last watch
 //! joins it, so that no thread is left when the library is unloaded.
 
+mod device;
+mod peer;
+
+use self::device::{DeviceWatch, User};
+use self::peer::{Look, PeerWatch};
 use super::channel::Channel;
 use super::comm::FirstCredit;
 use super::device::OpenDevice;
@@ -10,28 +15,24 @@ use super::failover::Failover;
 use super::failure::Failures;
 use super::idle::Idle;
 use super::mail::Mail;
-use super::pace::{Pace, TICK};
-use super::wire::{Message, Step};
+use super::pace::Pace;
+use super::wire::Message;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::host::descriptors::{self, Held};
+use crate::memory::Gate;
 use crate::memory::arena::Arena;
-use crate::memory::status::layout::board::{LANES, POSTED};
 use crate::memory::status::{self, Board, EVERY};
-use crate::memory::{Gate, GateState};
 use crate::signal::{self, Handler};
 use crate::thread::Thread;
-use crate::verbs::event::Scope;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const WAKE: u64 = 0;
-/// `IBV_EVENT_QP_FATAL`.
-const QP_FATAL: u8 = 1;
 
 /// The watcher. Cheap while nothing is watched.
 #[derive(Debug, Default)]
@@ -83,17 +84,8 @@ struct Table {
     devices: HashMap<u64, DeviceWatch>,
 }
 
-#[derive(Debug)]
-struct PeerWatch {
-    channel: Channel,
-    gate: Gate,
-    links: Links,
-    /// Since when it is known that the other end's first receive is waited for.
-    asked: Option<Instant>,
-}
-
 /// What concerns a connection beside its gate.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Links {
     /// Its queues on all devices, as events call them; without those that may be replaced, of which failover knows: by
     /// then another connection may have one under the name of one that is no more.
@@ -110,20 +102,6 @@ pub struct Links {
     pub failover: Option<Arc<Failover>>,
     /// Where other processes see what it does.
     pub board: Board,
-}
-
-#[derive(Debug)]
-struct DeviceWatch {
-    open: Arc<OpenDevice>,
-    users: Vec<User>,
-}
-
-/// A connection that uses a device.
-#[derive(Debug)]
-struct User {
-    key: u64,
-    gate: Gate,
-    links: Links,
 }
 
 /// Keeps one connection watched; dropping it says goodbye to the peer and ends the watch.
@@ -253,11 +231,15 @@ impl Shared {
         let key = table.next;
         table.next += 1;
         self.listen(channel.stream(), key)?;
-        let (gate_too, links_too) = (gate.clone(), links.clone());
-        let peer = PeerWatch { channel, gate: gate_too, links: links_too, asked: None };
-        table.peers.insert(key, peer);
+        let (queues, failover) = (Arc::clone(&links.queues), links.failover.clone());
+        table.peers.insert(key, PeerWatch { channel, gate: gate.clone(), links, asked: None });
         for open in devices {
-            let user = User { key, gate: gate.clone(), links: links.clone() };
+            let user = User {
+                key,
+                gate: gate.clone(),
+                queues: Arc::clone(&queues),
+                failover: failover.clone(),
+            };
             let known = table.devices.values_mut().find(|d| Arc::ptr_eq(&d.open, open));
             if let Some(device) = known {
                 device.users.push(user);
@@ -313,17 +295,13 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut ready = Vec::with_capacity(16);
-        let mut looked = Instant::now();
-        // When rails that failed are to be looked at, and when others are shown how connections are.
-        let (mut due, mut show) = (None::<Instant>, 0);
+        let (mut ready, mut heard) = (Vec::with_capacity(16), Vec::with_capacity(16));
+        // When rails that failed are to be looked at, and when all connections are.
+        let (mut rails, mut tick) = (None::<Instant>, Instant::now() + EVERY);
         loop {
             ready.clear();
-            let rails = due.map(|due| due.saturating_duration_since(Instant::now()));
-            // Where nobody can see anything, nothing is looked at.
-            let shown = status::file().map(|_| Duration::from_nanos(left_until(show)));
-            let left = rails.into_iter().chain(shown).fold(TICK, Duration::min);
-            let left = Timespec::try_from(left).ok();
+            let due = rails.map_or(tick, |rails| rails.min(tick));
+            let left = Timespec::try_from(due.saturating_duration_since(Instant::now())).ok();
             let room = rustix::buffer::spare_capacity(&mut ready);
             match epoll::wait(&self.epoll, room, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -332,13 +310,14 @@ impl Shared {
                     return;
                 }
             }
-            let (mut table, mut heard) = (lock(&self.table), Vec::new());
+            let mut table = lock(&self.table);
             if table.stop {
                 return;
             }
             let now = Instant::now();
-            if now.duration_since(looked) >= TICK {
-                looked = now;
+            let in_time = now >= tick;
+            if in_time {
+                tick = now + EVERY;
                 table.peers.values_mut().for_each(|peer| peer.tick(now));
             }
             for event in &ready {
@@ -359,16 +338,12 @@ impl Shared {
                     }
                 }
             }
-            let in_time = left_until(show) == 0;
-            if in_time {
-                show = clock::nanos() + EVERY.as_nanos() as u64;
-            }
             if in_time || !ready.is_empty() {
                 table.show(&self.policy);
             }
             drop(table);
-            heard.into_iter().for_each(|key| self.hear(key));
-            due = self.recover();
+            heard.drain(..).for_each(|key| self.hear(key));
+            rails = self.recover();
             if self.policy.signal && signal::was_asked() {
                 self.policy.failures.record_status();
             }
@@ -427,11 +402,6 @@ impl Table {
     }
 }
 
-/// Nanoseconds until a time.
-fn left_until(due: u64) -> u64 {
-    due.saturating_sub(clock::nanos())
-}
-
 /// Makes SIGUSR2 ask for the status, unless the program has its own use for it.
 fn take_signal() -> Option<Handler> {
     match Handler::install() {
@@ -449,192 +419,4 @@ fn non_blocking(open: &OpenDevice) -> Result<()> {
     fcntl_getfl(fd)
         .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
         .map_err(|e| Error::io("fcntl on the device's event descriptor", &e.into()))
-}
-
-impl PeerWatch {
-    /// Shows other processes how the connection is.
-    fn show(&self, now: u64) {
-        let Links { board, failover, .. } = &self.links;
-        if !board.is_shared() {
-            return;
-        }
-        let stopped = failover.as_ref().map_or(0, |failover| {
-            let lanes = board.get(LANES).min(u64::BITS.into()) as usize;
-            let stopped = (0..lanes).filter(|lane| failover.is_stopped(failover.number(*lane)));
-            stopped.fold(0, |all, lane| all | 1 << lane)
-        });
-        board.look(self.gate.state().word().into(), stopped, now);
-    }
-
-    /// Sends what is to be told.
-    fn tell(&mut self) {
-        for message in self.links.mail.take() {
-            if let Err(e) = self.channel.send(&message) {
-                // Who waits for an answer has a deadline, and a broken channel is told by `look`.
-                tracing::debug!("{e}");
-            }
-        }
-    }
-
-    /// Takes note of the time, and of what took too long.
-    fn tick(&mut self, now: Instant) {
-        // Requests are numbered modulo 2^32.
-        let posted = self.links.board.get(POSTED) as u32;
-        self.links.pace.look(posted, now);
-        if let Some(idle) = self.links.idle.as_mut().filter(|_| self.gate.is_open())
-            && idle.has_failed(posted, now)
-        {
-            // Whoever asks next finds the reason in the completions. The other end may wait for what was lost.
-            self.gate.report(GateState::QueueFailed(QP_FATAL));
-            self.links.mail.post(Message::Failed(
-                "a queue pair failed while nobody asked, and a credit may be lost with it"
-                    .to_owned(),
-            ));
-        }
-        let Some(first) = self.links.first_credit.as_ref().filter(|first| first.is_asked()) else {
-            return;
-        };
-        if posted != 0 {
-            self.links.first_credit = None;
-        } else if now.duration_since(*self.asked.get_or_insert(now)) >= first.timeout {
-            // Whether it has come by now the sending end finds out itself.
-            self.gate.report(GateState::NoCredit);
-        }
-    }
-
-    /// What the side channel says now.
-    fn look(&mut self) -> Look {
-        loop {
-            match (self.channel.receive(), &self.links.failover) {
-                (Ok(None), _) => return Look::Well,
-                (Ok(Some(Message::Bye(lanes))), failover) => {
-                    if let Some(failover) = failover {
-                        failover.hear_last(&lanes);
-                    }
-                    return Look::Over(GateState::PeerClosed);
-                }
-                (Ok(Some(Message::Stopped(lanes))), Some(failover)) => {
-                    failover.hear(&lanes);
-                    self.tell();
-                }
-                (Ok(Some(Message::Recovery { rails, attempt, step })), Some(failover))
-                    if failover.recovery.is_some() =>
-                {
-                    return Look::Recovery(Arc::clone(failover), rails, attempt, step);
-                }
-                (Ok(Some(Message::Failed(reason))), _) => {
-                    self.links.mail.set_reason(reason);
-                    self.gate.report(GateState::PeerFailed);
-                }
-                (Ok(Some(other)), _) => {
-                    tracing::warn!(
-                        "{}: unexpected message {other:?} after connecting",
-                        self.channel.peer()
-                    );
-                    return Look::Over(GateState::PeerGone);
-                }
-                // The network between, not the peer: nothing is known about the process.
-                (Err(e), _)
-                    if matches!(
-                        e.errno(),
-                        Some(
-                            libc::ETIMEDOUT
-                                | libc::EHOSTUNREACH
-                                | libc::ENETUNREACH
-                                | libc::ENETDOWN
-                        )
-                    ) =>
-                {
-                    return Look::Lost(e);
-                }
-                (Err(e), _) => {
-                    tracing::info!("{e}");
-                    return Look::Over(GateState::PeerGone);
-                }
-            }
-        }
-    }
-}
-
-/// What a side channel says.
-enum Look {
-    /// Nothing.
-    Well,
-    /// The peer ended the connection.
-    Over(GateState),
-    /// The channel itself broke.
-    Lost(Error),
-    /// Something about bringing a rail back; there may be more.
-    Recovery(Arc<Failover>, (u8, u8), u32, Step),
-}
-
-impl User {
-    /// Whether a queue is one of the connection's.
-    fn has(&self, queue: usize) -> bool {
-        self.links.queues.contains(&queue)
-            || self.links.failover.as_ref().is_some_and(|failover| failover.is_queue(queue))
-    }
-
-    /// A queue failed: the other rails go on, or nothing does.
-    fn queue_failed(&self, queue: usize, code: u8, name: &str) {
-        let others = (name == "QP_FATAL").then_some(self.links.failover.as_ref()).flatten();
-        if !others.is_some_and(|failover| failover.stop_queue(queue, name)) {
-            self.gate.report(GateState::QueueFailed(code));
-        }
-    }
-}
-
-impl DeviceWatch {
-    /// The device was removed or reset under us.
-    fn lost(&self, policy: &Policy) {
-        tracing::warn!("{}: the device is gone", self.open.context.name());
-        self.open.registry.set_broken();
-        if policy.return_fatal {
-            self.fail_all();
-        }
-    }
-
-    fn fail_all(&self) {
-        self.users.iter().for_each(|user| user.gate.report(GateState::DeviceFailed));
-    }
-
-    fn look(&self, policy: &Policy) {
-        while let Some(event) = self.open.context.take_async_event() {
-            let name = self.open.context.name();
-            match event.scope {
-                Scope::Port(port) if event.name() == "GID_CHANGE" => {
-                    let news = self.open.known.news(&self.open.context, port);
-                    tracing::warn!("{name}:{port}: IBV_EVENT_GID_CHANGE; {news}");
-                }
-                Scope::Port(port) if event.name() == "PORT_ERR" => tracing::warn!(
-                    "{name}:{port}: IBV_EVENT_PORT_ERR: the port is down. Its connections go on if it comes back, and \
-                     {} when nothing was acknowledged in {}",
-                    if policy.failover { "over other rails or fail" } else { "fail" },
-                    policy.patience
-                ),
-                Scope::Port(port) if event.name() == "PORT_ACTIVE" => {
-                    tracing::warn!("{name}:{port}: IBV_EVENT_PORT_ACTIVE");
-                    let ends = self.users.iter().filter_map(|user| user.links.failover.as_ref());
-                    let recoveries = ends.filter_map(|end| end.recovery.as_ref());
-                    recoveries.for_each(|recovery| recovery.hear_port(&self.open, port));
-                }
-                Scope::Port(port) => tracing::warn!("{name}:{port}: IBV_EVENT_{}", event.name()),
-                Scope::Device if event.is_fatal() => {
-                    tracing::warn!("{name}: IBV_EVENT_{}", event.name());
-                    self.open.registry.set_broken();
-                    if policy.return_fatal {
-                        self.fail_all();
-                    }
-                }
-                // The connection tells it, with its peer: most also complete work requests in error.
-                Scope::Object(queue) if event.is_fatal() => {
-                    let code = u8::try_from(event.code).unwrap_or(u8::MAX);
-                    let users = self.users.iter().filter(|user| user.has(queue));
-                    users.for_each(|user| user.queue_failed(queue, code, event.name()));
-                    tracing::info!("{name}: IBV_EVENT_{}", event.name());
-                }
-                _ => tracing::debug!("{name}: IBV_EVENT_{}", event.name()),
-            }
-        }
-    }
 }

@@ -19,6 +19,8 @@ use crate::error::Result;
 use crate::memory::ledger::Purpose;
 use crate::memory::piece::Piece;
 use crate::memory::registry::Registered;
+use crate::memory::status::Board;
+use crate::memory::status::layout::board as word;
 use crate::verbs::mr::Access;
 use crate::verbs::qp::Caps;
 use crate::verbs::wr::{Flags, Local, Operation, Prepared, Remote};
@@ -153,14 +155,8 @@ pub struct Flushes {
     driver: Option<GpuFlush>,
     /// Why the driver did not flush, the last time it did not.
     refusal: Option<Refusal>,
-    /// Flushes by reads: one each on every rail that carried data.
-    pub(super) by_reads: u64,
-    /// Reads beyond one each.
+    /// Reads beyond one for each flush by reads: one for every rail that carried data.
     more_reads: u64,
-    /// Flushes by the driver.
-    pub(super) by_driver: u64,
-    /// Calls that had nothing to wait for.
-    pub(super) skipped: u64,
 }
 
 impl Flushes {
@@ -185,10 +181,7 @@ impl Flushes {
     pub(super) fn by_driver(&mut self, addr: u64, peer: &Peer) -> bool {
         let Some(driver) = &self.driver else { return false };
         match driver.flush(addr) {
-            Ok(()) => {
-                self.by_driver += 1;
-                true
-            }
+            Ok(()) => true,
             Err(refusal) => {
                 if self.refusal.replace(refusal) != Some(refusal) {
                     tracing::info!("{peer}: flushes by reads, because {refusal}");
@@ -198,25 +191,21 @@ impl Flushes {
         }
     }
 
-    /// Counts one by so many reads.
+    /// Counts the reads of one.
     pub(super) fn read(&mut self, reads: usize) {
-        self.by_reads += 1;
         self.more_reads += (reads as u64).saturating_sub(1);
     }
 
-    /// Whether nobody ever asked.
-    pub(super) fn is_none(&self) -> bool {
-        self.by_reads + self.by_driver + self.skipped == 0
-    }
-}
-
-impl std::fmt::Display for Flushes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { by_reads, more_reads, by_driver, skipped, .. } = self;
-        let reads = by_reads + more_reads;
-        write!(
-            f,
-            "{by_reads} flushes by {reads} reads, {by_driver} by the CUDA driver, {skipped} had nothing to wait for"
-        )
+    /// How often it was done, from an end's counters; `None`: nobody ever asked.
+    pub(super) fn summary(&self, board: &Board) -> Option<String> {
+        let count = |word| board.get(word);
+        let (by_reads, by_driver) = (count(word::FLUSHES), count(word::DRIVER_FLUSHES));
+        let skipped = count(word::SKIPPED_FLUSHES);
+        let reads = by_reads + self.more_reads;
+        (by_reads + by_driver + skipped > 0).then(|| {
+            format!(
+                "{by_reads} flushes by {reads} reads, {by_driver} by the CUDA driver, {skipped} had nothing to wait for"
+            )
+        })
     }
 }

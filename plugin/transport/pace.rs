@@ -10,9 +10,6 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the event thread looks.
-pub const TICK: Duration = Duration::from_secs(1);
-
 /// Changes that are kept. A request that is not complete lets fewer than SLOTS others begin behind it.
 const KEPT: usize = SLOTS + 1;
 

@@ -81,22 +81,6 @@ pub struct Route {
     pub profile: Option<Box<Profile>>,
 }
 
-/// Counters of one receiving end.
-#[derive(Clone, Copy, Debug, Default)]
-#[expect(missing_docs, reason = "named for what they count")]
-pub struct RecvStats {
-    /// Receives advertised, wrapping.
-    pub receives: u32,
-    /// Flushes by reads, and by the CUDA driver.
-    pub flushes: u64,
-    pub driver_flushes: u64,
-    /// Flush calls that had nothing to wait for.
-    pub flushes_skipped: u64,
-    /// Receives that were copied to where they belong, and their bytes.
-    pub copied: u64,
-    pub copied_bytes: u64,
-}
-
 /// The receiving end of a connection. Driven by one thread at a time.
 #[repr(C)]
 #[derive(Debug)]
@@ -114,7 +98,6 @@ pub struct RecvComm {
     flush_wrs: FlushWrs,
     flushes: Flushes,
     copied: u64,
-    copied_bytes: u64,
     spare: Spare,
     owner: u64,
     fifo_addr: u64,
@@ -190,7 +173,6 @@ impl RecvComm {
             flush_wrs: FlushWrs(SendChain::new(1)),
             flushes: route.flushes,
             copied: 0,
-            copied_bytes: 0,
             spare: route.spare,
             owner: route.owner,
             fifo_addr: route.fifo_addr,
@@ -237,18 +219,6 @@ impl RecvComm {
     /// Tells the requests whom they belong to.
     pub fn set_owner(&mut self, owner: usize) {
         self.pool.set_owner(owner);
-    }
-
-    /// Counters.
-    pub fn stats(&self) -> RecvStats {
-        RecvStats {
-            receives: self.next,
-            flushes: self.flushes.by_reads,
-            driver_flushes: self.flushes.by_driver,
-            flushes_skipped: self.flushes.skipped,
-            copied: self.copied,
-            copied_bytes: self.copied_bytes,
-        }
     }
 
     /// The other end.
@@ -487,15 +457,19 @@ impl RecvComm {
         hand_out: impl FnOnce(&Request),
     ) -> Start {
         let [flush] = &mut self.flush[..] else { return Start::General };
-        let number = self.flushes.by_reads as usize % SLOTS;
+        // First: a forked child has no counters.
+        if !self.pump.gate().is_open() {
+            return Start::General;
+        }
+        let counters = self.board.counters();
+        let number = counters.get(board::FLUSHES) as usize % SLOTS;
         let request = self.pool.own_flush(number);
-        if !self.pump.gate().is_open() || !region.holds(addr) || request.state() != State::FREE {
+        if !region.holds(addr) || request.state() != State::FREE {
             return Start::General;
         }
         self.pool.take_own(request);
         hand_out(request);
-        self.board.add(board::FLUSHES, 1);
-        self.flushes.by_reads += 1;
+        counters.add(board::FLUSHES, 1);
         match flush
             .post_usual(number, Remote { addr, rkey: region.rkeys()[flush.lane.rail % MAX_RAILS] })
         {
@@ -582,7 +556,6 @@ impl RecvComm {
 
     /// Counts a flush call that had nothing to do.
     pub fn skip_flush(&mut self) {
-        self.flushes.skipped += 1;
         // A forked child may come here, and has no board.
         if self.pump.gate().state() != GateState::Forked {
             self.board.add(board::SKIPPED_FLUSHES, 1);
@@ -766,9 +739,7 @@ impl RecvComm {
         }
         if let Some(copies) = copies {
             self.copied += 1;
-            let bytes = copies.arrived(index, sizes);
-            self.copied_bytes += bytes;
-            self.board.add(board::COPIED_BYTES, bytes);
+            self.board.add(board::COPIED_BYTES, copies.arrived(index, sizes));
             self.slots[index] = Slot { copying: true, ..slot };
         }
         if let Some(request) = self.waiting(index, slot) {
@@ -935,15 +906,15 @@ impl Drop for RecvComm {
                 tracing::info!("{}: rails came back {back} times", self.peer);
             }
         }
-        if !self.flushes.is_none() {
-            tracing::debug!("{}: {}", self.peer, self.flushes);
+        if let Some(summary) = self.flushes.summary(&self.board) {
+            tracing::debug!("{}: {summary}", self.peer);
         }
         if self.copied > 0 {
             tracing::info!(
                 "{}: {} receives of {} bytes were copied to where they belong",
                 self.peer,
                 self.copied,
-                self.copied_bytes
+                self.board.get(board::COPIED_BYTES)
             );
         }
     }

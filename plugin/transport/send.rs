@@ -85,17 +85,6 @@ pub struct Route {
     pub failover: Option<Arc<Failover>>,
 }
 
-/// Counters of one sending end.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SendStats {
-    /// Advertised receives that were answered, wrapping.
-    pub receives: u32,
-    /// Sends that were longer than the advertised receive.
-    pub shortened: u64,
-    /// Bytes that were sent from copies.
-    pub copied_bytes: u64,
-}
-
 /// The sending end of a connection. Driven by one thread at a time.
 #[repr(C)]
 #[derive(Debug)]
@@ -121,11 +110,9 @@ pub struct SendComm {
     forming: Box<Forming>,
     records: SizeRecords,
     reroute: Option<Box<Reroute>>,
-    shortened: u64,
     /// What bounced buffers are sent from, and a bit for each chunk that a device reads.
     chunks: Option<Arc<Chunks>>,
     chunks_used: u32,
-    copied_bytes: u64,
     watchdog: Watchdog,
     profile: Option<Box<Profile>>,
     board: Board,
@@ -201,10 +188,8 @@ impl SendComm {
             forming: Box::default(),
             reroute,
             records,
-            shortened: 0,
             chunks: None,
             chunks_used: 0,
-            copied_bytes: 0,
             watchdog: Watchdog::default(),
             profile,
             board: peer.board.clone(),
@@ -271,15 +256,6 @@ impl SendComm {
     /// Tells the requests whom they belong to.
     pub fn set_owner(&mut self, owner: usize) {
         self.pool.set_owner(owner);
-    }
-
-    /// Counters.
-    pub fn stats(&self) -> SendStats {
-        SendStats {
-            receives: self.next,
-            shortened: self.shortened,
-            copied_bytes: self.copied_bytes,
-        }
     }
 
     /// The other end.
@@ -501,7 +477,6 @@ impl SendComm {
 
     #[cold]
     fn note_shortened(&mut self, size: u32, len: u32, tag: u32) {
-        self.shortened += 1;
         self.board.add(board::SHORTENED, 1);
         tracing::debug!(
             "{}: send of {size} bytes with tag {tag} shortened to the receive's {len}",
@@ -649,8 +624,9 @@ impl Drop for SendComm {
                 );
             }
         }
-        if self.copied_bytes > 0 {
-            tracing::info!("{}: {} bytes were sent from copies", self.peer, self.copied_bytes);
+        let copied = self.board.get(board::COPIED_BYTES);
+        if copied > 0 {
+            tracing::info!("{}: {copied} bytes were sent from copies", self.peer);
         }
     }
 }

@@ -307,7 +307,7 @@ impl SendComm {
         let lanes = self.route.stripes.lanes();
         // A device that completes as fast as the host copies would keep this call for the whole message. The completion
         // of the last copy resumes here.
-        let copied = self.copied_bytes;
+        let copied = self.board.get(board::COPIED_BYTES);
         while cursor.part < end {
             let mut index = (self.forming.first + cursor.part as usize) % lanes;
             if let Some(reroute) = &self.reroute {
@@ -321,7 +321,7 @@ impl SendComm {
                 }
             }
             if self.forming.sources.get(cursor.member).is_some_and(Option::is_some) {
-                if self.copied_bytes - copied >= AT_ONCE {
+                if self.board.get(board::COPIED_BYTES) - copied >= AT_ONCE {
                     break;
                 }
                 // A chunk that is free again is still in the cache.
@@ -377,7 +377,6 @@ impl SendComm {
             return Err(self.fail(Error::usage(error)));
         }
         self.chunks_used |= 1 << chunk;
-        self.copied_bytes += u64::from(len);
         self.board.add(board::COPIED_BYTES, len.into());
         self.board.set(board::CHUNKS, self.chunks_used.count_ones().into());
         Ok(Some(chunk))
